@@ -1,0 +1,256 @@
+"""A manifest: the files and tensors of one version, with sizes and digests. Pure.
+
+The digests bind everything: `weights_digest` the name, dtype, shape and bytes of every tensor, `config_digest` everything else that changes
+an answer (the other files, the engine, the tensors declared unbound), `checksum` both. `faults` judges a manifest against itself; whoever
+proposes a publish has run it, apply never decodes a manifest. Where the bytes come from (`sources`) is not part of any digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator
+
+import msgspec
+
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.types import VersionSummary
+
+FORMAT = "raftmeta-manifest-1"
+MAX_PACKED_BYTES = 1 << 20  # a packed manifest travels inside its publish command
+MAX_UNPACKED_BYTES = 64 << 20  # bound for decompression of a hostile body
+MAX_TENSORS = 200_000
+MAX_FILES = 10_000
+MAX_RANK = 16
+MAX_SIZE_BYTES = 1 << 46  # 64 TiB; keeps every sum inside 63 bits
+MAX_FAULTS = 20  # reported at once
+
+# bits per element, the names of the safetensors format
+DTYPE_BITS: dict[str, int] = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}\Z")  # models, deployments, nodes, zones
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")  # version labels, semver text included
+SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+ROLES = ("weights", "config", "tokenizer", "other")
+
+
+class FileEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    name: str  # relative POSIX path below the artifact root
+    size_bytes: int
+    sha256: str
+    role: str
+
+
+class TensorEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int  # byte range in the file: [begin, end)
+    end: int
+    sha256: str
+    entry: str  # the tensor's entry of the weight-consistency vector
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.begin
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    engine: str  # "hf" or another name of the agent's engine port
+    files: tuple[FileEntry, ...]  # sorted by name
+    tensors: tuple[TensorEntry, ...]  # sorted by name
+    unbound: tuple[str, ...]  # sorted names of tensors that no module takes
+    vector_root: str
+    sources: tuple[str, ...]  # base URLs (file:///dir/ or http(s)://host/dir/), tried in order
+
+
+def faults(manifest: Manifest) -> list[str]:
+    """Every way in which the manifest contradicts itself, in reading order, at most MAX_FAULTS; empty if it is sound."""
+    found: list[str] = []
+    for fault in _all_faults(manifest):
+        found.append(fault)
+        if len(found) == MAX_FAULTS:
+            break
+    return found
+
+
+def pack(manifest: Manifest) -> bytes:
+    """Canonical compressed bytes. Raises RaftmetaError manifest_too_large."""
+    packed = zlib.compress(_encoder.encode(manifest), 6)
+    if len(packed) > MAX_PACKED_BYTES:
+        raise RaftmetaError(
+            "manifest_too_large", f"the packed manifest has {len(packed)} bytes, the limit is {MAX_PACKED_BYTES}"
+        )
+    return packed
+
+
+def unpack(packed: bytes) -> Manifest:
+    """The manifest of these bytes. Raises RaftmetaError bad_manifest."""
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(packed, MAX_UNPACKED_BYTES)
+        if not inflater.eof or inflater.unused_data:
+            raise RaftmetaError("bad_manifest", "the packed manifest is cut, too large or followed by other bytes")
+        return _decoder.decode(data)
+    except (zlib.error, msgspec.MsgspecError) as cause:
+        raise RaftmetaError("bad_manifest", f"the packed manifest cannot be read: {cause}") from cause
+
+
+def weights_digest(manifest: Manifest) -> str:
+    """SHA-256 over name, dtype, shape and content digest of every tensor in order of name, lengths first."""
+    sha = hashlib.sha256(b"raftmeta weights 1\0")
+    for tensor in manifest.tensors:
+        shape = ",".join(map(str, tensor.shape))
+        _update(sha, tensor.name, tensor.dtype, shape, tensor.sha256)
+    return sha.hexdigest()
+
+
+def config_digest(manifest: Manifest) -> str:
+    """SHA-256 over the engine, every file that holds no weights, and the unbound names, lengths first."""
+    sha = hashlib.sha256(b"raftmeta config 1\0")
+    _update(sha, manifest.engine)
+    for file in manifest.files:
+        if file.role != "weights":
+            _update(sha, file.name, file.role, file.sha256)
+    for name in manifest.unbound:
+        _update(sha, "unbound", name)
+    return sha.hexdigest()
+
+
+def checksum(config: str, weights: str) -> str:
+    """Checksum of a version: SHA-256(config digest || weights digest), both as 32 bytes."""
+    return hashlib.sha256(bytes.fromhex(config) + bytes.fromhex(weights)).hexdigest()
+
+
+def summarize(manifest: Manifest, packed: bytes) -> VersionSummary:
+    """What the log keeps decoded of a version."""
+    config, weights = config_digest(manifest), weights_digest(manifest)
+    return VersionSummary(
+        checksum=checksum(config, weights),
+        config_digest=config,
+        weights_digest=weights,
+        vector_root=manifest.vector_root,
+        manifest_digest=hashlib.sha256(packed).hexdigest(),
+        size_bytes=sum(file.size_bytes for file in manifest.files),
+        weights_bytes=sum(tensor.size_bytes for tensor in manifest.tensors),
+        file_count=len(manifest.files),
+        tensor_count=len(manifest.tensors),
+    )
+
+
+def path_fault(name: str) -> str | None:
+    """Why a file name could leave the artifact root or surprise a shell, None if it is safe."""
+    if not name or len(name.encode()) > 1024:
+        return "is empty or longer than 1024 bytes"
+    if _CONTROL.search(name) or "\\" in name:
+        return "holds a control character or a backslash"
+    if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+        return "is not a plain relative path"
+    return None
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Size in bytes of a contiguous tensor of a known dtype."""
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count * DTYPE_BITS[dtype] // 8
+
+
+def _update(sha: hashlib._Hash, *parts: str) -> None:
+    for part in parts:
+        data = part.encode()
+        sha.update(len(data).to_bytes(4, "little"))
+        sha.update(data)
+
+
+def _all_faults(manifest: Manifest) -> Iterator[str]:
+    if manifest.format != FORMAT:
+        yield f"format is {manifest.format!r}, expected {FORMAT!r}"
+    if not NAME.match(manifest.engine):
+        yield f"engine {manifest.engine!r} is no name"
+    if not SHA256.match(manifest.vector_root):
+        yield "vector_root is not 64 lower-case hex characters"
+    if len(manifest.files) > MAX_FILES or len(manifest.tensors) > MAX_TENSORS:
+        yield f"more than {MAX_FILES} files or {MAX_TENSORS} tensors"
+        return
+    if not manifest.files:
+        yield "no files"
+    yield from _file_faults(manifest)
+    yield from _tensor_faults(manifest)
+    yield from _overlaps(manifest)
+    names = {tensor.name for tensor in manifest.tensors}
+    yield from _order_faults("unbound", manifest.unbound)
+    for name in manifest.unbound:
+        if name not in names:
+            yield f"unbound names {name!r}, which is no tensor of the manifest"
+    for source in manifest.sources:
+        if not source.startswith(("file:///", "http://", "https://")) or len(source) > 2048 or _CONTROL.search(source):
+            yield f"source {source[:80]!r} is not a file, http or https URL of at most 2048 characters"
+    if len(manifest.sources) > 16:
+        yield f"{len(manifest.sources)} sources, the limit is 16"
+
+
+def _order_faults(what: str, names: tuple[str, ...]) -> Iterator[str]:
+    for before, name in zip(names, names[1:], strict=False):
+        if before == name:
+            yield f"{what}: {name!r} stands twice"
+        elif before > name:
+            yield f"{what}: {name!r} stands after {before!r}; the list must be sorted"
+
+
+def _file_faults(manifest: Manifest) -> Iterator[str]:
+    yield from _order_faults("files", tuple(file.name for file in manifest.files))
+    for file in manifest.files:
+        fault = path_fault(file.name)
+        if fault:
+            yield f"file {file.name[:80]!r} {fault}"
+        if not SHA256.match(file.sha256):
+            yield f"file {file.name[:80]!r}: sha256 is not 64 lower-case hex characters"
+        if not 0 <= file.size_bytes <= MAX_SIZE_BYTES:
+            yield f"file {file.name[:80]!r}: size_bytes {file.size_bytes} is outside 0..{MAX_SIZE_BYTES}"
+        if file.role not in ROLES:
+            yield f"file {file.name[:80]!r}: role {file.role!r} is not one of {', '.join(ROLES)}"
+
+
+def _tensor_faults(manifest: Manifest) -> Iterator[str]:
+    files = {file.name: file for file in manifest.files}
+    yield from _order_faults("tensors", tuple(tensor.name for tensor in manifest.tensors))
+    for tensor in manifest.tensors:
+        what = f"tensor {tensor.name[:80]!r}"
+        if not tensor.name or len(tensor.name.encode()) > 1024 or _CONTROL.search(tensor.name):
+            yield f"{what}: the name is empty, longer than 1024 bytes or holds a control character"
+        if not SHA256.match(tensor.sha256) or not SHA256.match(tensor.entry):
+            yield f"{what}: sha256 or entry is not 64 lower-case hex characters"
+        file = files.get(tensor.file)
+        if file is None or file.role != "weights":
+            yield f"{what}: {tensor.file[:80]!r} is no weights file of the manifest"
+        elif not 0 <= tensor.begin <= tensor.end <= file.size_bytes:
+            yield f"{what}: bytes {tensor.begin}..{tensor.end} lie outside the {file.size_bytes} bytes of {file.name!r}"
+        if tensor.dtype not in DTYPE_BITS:
+            yield f"{what}: dtype {tensor.dtype[:20]!r} is unknown"
+        elif len(tensor.shape) > MAX_RANK or any(not 0 <= dim <= MAX_SIZE_BYTES for dim in tensor.shape):
+            yield f"{what}: shape {tensor.shape[:MAX_RANK]} has too many or impossible dimensions"
+        elif tensor_bytes(tensor.dtype, tensor.shape) != tensor.size_bytes:
+            need = tensor_bytes(tensor.dtype, tensor.shape)
+            yield f"{what}: {tensor.dtype} {list(tensor.shape)} needs {need} bytes, the range has {tensor.size_bytes}"
+
+
+def _overlaps(manifest: Manifest) -> Iterator[str]:
+    spans = sorted((tensor.file, tensor.begin, tensor.end, tensor.name) for tensor in manifest.tensors)
+    for (file, _, end, name), (next_file, begin, _, next_name) in zip(spans, spans[1:], strict=False):
+        if file == next_file and begin < end:
+            yield f"tensors {name!r} and {next_name!r} overlap in {file!r}"
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(Manifest)

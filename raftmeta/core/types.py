@@ -1,0 +1,196 @@
+"""The nouns of the cluster state, as frozen values.
+
+Digests are 64 lower-case hex characters, times are Unix milliseconds stamped by the leader, sizes are bytes. A record is encoded with the
+canonical msgpack encoder of `raftmeta.codec` and enters the state hash, so the order of fields is part of the format: fields are appended
+with a default, never moved or removed. Nothing here has behaviour beyond derived properties.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=False, gc=False):
+    """Base of everything that is stored: encoded as an array in field order."""
+
+
+class Phase(StrEnum):
+    """Where a rollout stands. `idle` is a deployment without a running rollout."""
+
+    IDLE = "idle"
+    PREPARING = "preparing"  # agents bring the version's bytes into their stores
+    SYNCING = "syncing"  # agents stage, verify and warm it in the standby slot
+    COMMITTING = "committing"  # the switch is decided; agents flip
+    ACTIVE = "active"  # every node attested that it serves it
+
+
+class RolloutKind(StrEnum):
+    ACTIVATE = "activate"
+    ROLL_BACK = "rollback"
+
+
+class RolloutStatus(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class SideName(StrEnum):
+    PRIMARY = "primary"
+    STANDBY = "standby"
+
+
+class Stage(StrEnum):
+    """How far one node has come with a rollout; only ever forward, `failed` ends it."""
+
+    PREPARED = "prepared"  # every blob is in the store and verified
+    READY = "ready"  # staged, vector equal to the manifest's, bound and warmed
+    ACTIVE = "active"  # every worker of the node answers with it
+    FAILED = "failed"
+
+
+class ModelRecord(Record, frozen=True):
+    name: str
+    last_number: int  # the highest version number ever given; numbers are not reused
+    version_count: int
+    created_revision: int
+    created_ms: int
+
+
+class VersionSummary(Record, frozen=True):
+    """What the log keeps decoded of a version, <= 1 KiB. Filled in by whoever validated the manifest."""
+
+    checksum: str  # SHA-256(config digest || weights digest), both as 32 bytes
+    config_digest: str
+    weights_digest: str
+    vector_root: str
+    manifest_digest: str  # SHA-256 of the packed manifest bytes
+    size_bytes: int  # sum of the sizes of all files
+    weights_bytes: int  # sum of the sizes of all tensors
+    file_count: int
+    tensor_count: int
+
+
+class VersionRecord(Record, frozen=True):
+    model: str
+    label: str
+    number: int
+    summary: VersionSummary
+    principal: str
+    published_revision: int
+    published_ms: int
+
+
+class Side(Record, frozen=True):
+    zone: str
+    nodes: tuple[str, ...]  # sorted, without repeats, disjoint between the sides
+
+
+class Policy(Record, frozen=True):
+    prepare_timeout_ms: int = 3_600_000  # preparing longer than this aborts the rollout
+    sync_timeout_ms: int = 600_000  # the same for syncing; committing never aborts, it is a decision
+
+
+class Deployment(Record, frozen=True):
+    name: str
+    model: str
+    primary: Side
+    standby: Side | None
+    policy: Policy
+    version: str  # label that serves, "" before the first activation
+    previous: str  # label that undo returns to, "" if none
+    rollout_id: str  # the running or last rollout, "" if none
+    order_revision: int  # revision of the last committed switch order; with the generation the agents' fence
+    declared_revision: int
+    activated_revision: int  # revision at which `version` became active everywhere
+    activated_ms: int
+
+
+class StageCounters(Record, frozen=True):
+    """What one activation cost on one node."""
+
+    bytes_total: int = 0
+    bytes_fetched: int = 0  # from the source
+    bytes_read: int = 0  # from the local store into the slot
+    bytes_from_active: int = 0  # copied from the active slot
+    bytes_kept: int = 0  # already in the standby slot
+    tensors_changed: int = 0
+    switch_call_us: int = 0  # the store and the barrier, longest of the node
+    lag_ms: int = -1  # commit seen to active, the node's monotonic clock; -1 before active
+
+
+class Attestation(Record, frozen=True):
+    """An agent's statement: this version, these verified bytes, ready here."""
+
+    node: str
+    side: SideName
+    stage: Stage
+    checksum: str
+    vector_root: str  # recomputed by the agent from slot memory; "" at `prepared`
+    boot_id: str
+    counters: StageCounters
+    code: str  # failure class, "" unless stage is failed
+    detail: str
+    revision: int
+    attested_ms: int
+
+
+class Failure(Record, frozen=True):
+    code: str
+    node: str  # "" when no single node failed
+    detail: str
+
+
+class Rollout(Record, frozen=True):
+    id: str
+    deployment: str
+    kind: RolloutKind
+    model: str
+    from_version: str
+    to_version: str
+    checksum: str
+    vector_root: str
+    phase: Phase
+    status: RolloutStatus
+    attestations: tuple[Attestation, ...]  # sorted by node, one per node
+    failure: Failure | None
+    principal: str
+    started_revision: int
+    started_ms: int
+    phase_revision: int  # revision of the last phase change
+    phase_ms: int
+    ended_ms: int  # 0 while running
+
+
+class Verdict(Record, frozen=True):
+    """The last result of a consistency check, as its checker reported it."""
+
+    deployment: str
+    verdict: str  # consistent | diverged | incomplete
+    report: bytes  # JSON, <= 64 KiB
+    principal: str
+    revision: int
+    recorded_ms: int
+
+
+class OutcomeRecord(Record, frozen=True):
+    """What a retried command gets instead of being applied again."""
+
+    body_digest: bytes  # first 16 bytes of SHA-256 of the command body
+    revision: int
+    code: str
+    detail: str
+    result: bytes  # msgpack of the result value, b"" when there is none
+    stamped_ms: int
+
+
+class Outcome(Record, frozen=True):
+    """The result of applying one command. `code` is "ok" or a code of `errors.CODES`."""
+
+    revision: int
+    code: str
+    detail: str = ""
+    result: bytes = b""  # canonical msgpack of a small map (str -> str | int | list), b"" when there is none
+    repeated: bool = False  # the key was seen before; nothing was applied
