@@ -1,0 +1,268 @@
+"""One call against several members: fail over, retry under one key and one deadline, read bounded strict JSON.
+
+The member that answered last is asked first. A mutation keeps its idempotency key over all attempts, so repeating it is safe whatever
+became of the earlier ones; the error that ends a call says whether it may still have been applied. Retried are lost connections and the
+codes of class `unavailable`; everything else is the caller's to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from raftmeta.client import backoff, problem, strict_json
+from raftmeta.client.values import Reply, idempotency_key
+from raftmeta.core.errors import RaftmetaError
+
+MAX_PROBLEM_BYTES = 1 << 20
+MAX_CONNECTIONS = 100
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Clock, sleep and chance; tests bring their own."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    draw: Callable[[], float] = random.random
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to reach members, apart from who they are."""
+
+    token: str | None = None
+    ca_file: Path | None = None
+    timeout_s: float = 30.0  # one call, all attempts and waits together
+    policy: backoff.RetryPolicy = field(default_factory=backoff.RetryPolicy)
+    timing: Timing = field(default_factory=Timing)
+    on_retry: Callable[[str], None] | None = None  # told why an attempt failed and is repeated
+    http: httpx.AsyncBaseTransport | None = None  # replaces the network
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str  # quoted
+    params: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    key: str = ""  # idempotency key; a mutation without one gets one
+
+
+class _Failure(Exception):
+    """An attempt that may be repeated."""
+
+    def __init__(self, error: RaftmetaError, *, maybe_applied: bool, pause_s: float = 0.0, hopeless: bool = False) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.maybe_applied = maybe_applied
+        self.pause_s = pause_s
+        self.hopeless = hopeless  # this member will fail the same way again
+
+
+class Transport:
+    """Sends requests to whichever member answers."""
+
+    def __init__(self, urls: Sequence[str], options: Options) -> None:
+        self.urls = tuple(_checked_url(url) for url in urls)
+        if not self.urls:
+            raise RaftmetaError("bad_field", "urls is empty, expected the address of at least one member")
+        self.options = options
+        self._current = 0
+        headers = {"accept": "application/json", "user-agent": "raftmeta-client"}
+        if options.token:
+            headers["authorization"] = f"Bearer {options.token}"
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            verify=_tls_context(self.urls, options.ca_file),
+            trust_env=False,  # members are reached directly; a proxy variable meant for the internet must not divert tokens
+            transport=options.http,
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    @property
+    def current_url(self) -> str:
+        """The member that is asked first."""
+        return self.urls[self._current]
+
+    def rotate(self, failed_url: str) -> None:
+        """Prefer the next member, unless another call moved on already."""
+        if self.current_url == failed_url:
+            self._current = (self._current + 1) % len(self.urls)
+
+    async def call(self, request: Request, timeout_s: float | None = None) -> Reply:
+        """The reply of the first member that answers for good. Raises RaftmetaError with the server's code, or the last one's."""
+        timing = self.options.timing
+        deadline = timing.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
+        key = request.key
+        if not key and request.method != "GET":
+            key = idempotency_key(timing.now_ms())
+        attempts, maybe_applied = 0, False
+        hopeless: set[str] = set()
+        while True:
+            url = self.current_url
+            try:
+                return await self._attempt(url, request, key, deadline)
+            except _Failure as failure:
+                attempts += 1
+                maybe_applied = maybe_applied or failure.maybe_applied
+                if failure.hopeless:
+                    hopeless.add(url)
+                self.rotate(url)
+                pause_s = self._pause_s(attempts, failure)
+                if len(hopeless) == len(self.urls) or timing.monotonic() + pause_s >= deadline:
+                    raise _final(failure.error, request, maybe_applied, attempts) from failure
+                if self.options.on_retry:
+                    self.options.on_retry(f"{url}: {failure.error.detail}")
+            if pause_s:
+                await timing.sleep(pause_s)
+
+    @asynccontextmanager
+    async def stream(self, url: str, request: Request, idle_timeout_s: float) -> AsyncIterator[httpx.Response]:
+        """An open reply from one member, no retries. Raises RaftmetaError, also for what breaks while it is read."""
+        connect_s = self.options.policy.connect_timeout_s
+        try:
+            async with self._http.stream(
+                request.method,
+                url + request.path,
+                params=dict(request.params),
+                headers={"accept": "text/event-stream"},
+                timeout=httpx.Timeout(idle_timeout_s, connect=connect_s),
+            ) as response:
+                if response.status_code != 200:
+                    raise problem.to_error(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
+                yield response
+        except httpx.TransportError as cause:
+            raise RaftmetaError("no_quorum", f"{url} did not answer: {_reason(cause)}") from cause
+
+    def _pause_s(self, attempts: int, failure: _Failure) -> float:
+        """No pause while members are left to try in this round."""
+        rounds, position = divmod(attempts, len(self.urls))
+        if position:
+            return 0.0
+        options = self.options
+        return max(failure.pause_s, backoff.wait_s(options.policy, rounds - 1, options.timing.draw()))
+
+    async def _attempt(self, url: str, request: Request, key: str, deadline: float) -> Reply:
+        policy = self.options.policy
+        limit_s = max(0.001, min(policy.attempt_timeout_s, deadline - self.options.timing.monotonic()))
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._send(url, request, key, limit_s)
+        except (httpx.TransportError, TimeoutError) as cause:
+            sent = not isinstance(cause, _NEVER_SENT)
+            code = "unknown_outcome" if sent and request.method != "GET" else "no_quorum"
+            untrusted = _certificate_fault(cause)
+            if untrusted:
+                code = "unauthenticated"
+            error = RaftmetaError(code, f"{url} did not answer: {untrusted or _reason(cause)}")
+            raise _Failure(error, maybe_applied=sent, hopeless=bool(untrusted)) from cause
+
+    async def _send(self, url: str, request: Request, key: str, limit_s: float) -> Reply:
+        policy = self.options.policy
+        headers = {}
+        if request.body is not None:
+            headers["content-type"] = "application/json"
+        if key:
+            headers["idempotency-key"] = key
+        async with self._http.stream(
+            request.method,
+            url + request.path,
+            params=dict(request.params),
+            content=request.body,
+            headers=headers,
+            timeout=httpx.Timeout(limit_s, connect=min(limit_s, policy.connect_timeout_s)),
+        ) as response:
+            if response.is_success:
+                return _to_reply(response, await _read(response, strict_json.MAX_BYTES), key)
+            error = problem.to_error(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
+            if error.code not in backoff.RETRIED:
+                raise error
+            pause_s = backoff.asked_wait_s(policy, error.code, response.headers.get("retry-after"))
+            raise _Failure(error, maybe_applied=error.code == "unknown_outcome", pause_s=pause_s)
+
+
+async def _read(response: httpx.Response, limit: int) -> bytes:
+    parts, size = [], 0
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > limit:
+            raise RaftmetaError("body_too_large", f"the reply of {response.url} exceeds {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _to_reply(response: httpx.Response, body: bytes, key: str) -> Reply:
+    value = strict_json.load_object(body) if body else {}
+    return Reply(
+        value,
+        status=response.status_code,
+        revision=header_number(response, "x-raftmeta-revision"),
+        generation=header_number(response, "x-raftmeta-generation"),
+        key=key,
+    )
+
+
+def header_number(response: httpx.Response, name: str) -> int:
+    """The number in a header, 0 when it is missing or none: the field informs, it decides nothing."""
+    text = response.headers.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+
+
+def _final(error: RaftmetaError, request: Request, maybe_applied: bool, attempts: int) -> RaftmetaError:
+    """The last error, but never one that calls a mutation not applied after an attempt that may have been."""
+    detail = f"{error.detail} (after {attempts} attempts)"
+    if request.method != "GET" and maybe_applied:
+        return RaftmetaError("unknown_outcome", detail, **error.params)
+    if request.method != "GET" and error.code == "no_quorum":
+        return RaftmetaError("not_applied", detail, **error.params)
+    return RaftmetaError(error.code, detail, **error.params)
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as cause:
+        raise RaftmetaError("bad_field", f"{url!r} is no URL: {cause}") from cause
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
+        raise RaftmetaError("bad_field", f"{url!r} is not http(s)://host:port without user, query and fragment")
+    return url.rstrip("/")
+
+
+def _tls_context(urls: tuple[str, ...], ca_file: Path | None) -> ssl.SSLContext:
+    if ca_file is not None:
+        try:
+            return ssl.create_default_context(cafile=str(ca_file))
+        except (OSError, ssl.SSLError) as cause:
+            raise RaftmetaError("bad_field", f"ca_file {ca_file} cannot be used: {cause}") from cause
+    if any(url.startswith("https://") for url in urls):
+        return ssl.create_default_context()
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; the default one costs 20 ms
+
+
+def _certificate_fault(cause: BaseException | None) -> str:
+    """What is wrong with the member's certificate, "" when that is not the trouble."""
+    for _ in range(10):
+        if cause is None:
+            break
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted here: {cause.verify_message}"
+        cause = cause.__cause__ or cause.__context__
+    return ""
+
+
+def _reason(cause: BaseException) -> str:
+    return str(cause) or type(cause).__name__

@@ -1,0 +1,109 @@
+"""A watch that survives its connection: ordered, gap-free, resumed at the last delivered revision on any member.
+
+It yields one Change per revision and the server's bookmarks, never a revision twice and never one out of order. It ends only with an error
+that the caller must act on: `compacted` (list again, then watch from the list's revision), also after a forced recovery, whose generation
+makes old positions meaningless; or the code of a refused request. Silence longer than `idle_timeout_s` counts as a lost connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raftmeta.client import backoff, strict_json
+from raftmeta.client.sse import SseEvent, SseParser
+from raftmeta.client.transport import Request, Transport, header_number
+from raftmeta.client.values import Bookmark, Change, ChangeEvent
+from raftmeta.core.errors import RaftmetaError
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    resources: Sequence[str] = ()  # empty: everything
+    idle_timeout_s: float = 30.0  # the server sends bookmarks far more often
+    give_up_after_s: float | None = None  # without any member answering; None: an agent watches for ever
+
+
+class Watch:
+    """The position in the stream, and how to go on from it."""
+
+    def __init__(self, transport: Transport, from_revision: int, options: WatchOptions) -> None:
+        self._transport = transport
+        self._options = options
+        self._position = from_revision
+        self._generation = 0  # unknown until a member answered
+
+    async def run(self) -> AsyncIterator[Change | Bookmark]:
+        timing = self._transport.options.timing
+        failures, silent_since = 0, timing.monotonic()
+        while True:
+            url = self._transport.current_url
+            try:
+                async for item in self._connection(url):
+                    failures, silent_since = 0, timing.monotonic()
+                    yield item
+                error = RaftmetaError("shutting_down", f"{url} ended the stream")
+            except RaftmetaError as raised:
+                if raised.code not in backoff.RETRIED:
+                    raise
+                error = raised
+            failures += 1
+            self._transport.rotate(url)
+            give_up_s = self._options.give_up_after_s
+            if give_up_s is not None and timing.monotonic() - silent_since >= give_up_s:
+                raise RaftmetaError(error.code, f"no member served the watch for {give_up_s:g} s; the last error: {error.detail}")
+            if self._transport.options.on_retry:
+                self._transport.options.on_retry(error.detail)
+            rounds, position = divmod(failures, len(self._transport.urls))
+            if not position:
+                await timing.sleep(backoff.wait_s(self._transport.options.policy, rounds - 1, timing.draw()))
+
+    async def _connection(self, url: str) -> AsyncIterator[Change | Bookmark]:
+        params = {"from_revision": str(self._position)}
+        if self._options.resources:
+            params["resource"] = ",".join(self._options.resources)
+        parser = SseParser()
+        request = Request("GET", "/v1/watch", params)
+        async with self._transport.stream(url, request, self._options.idle_timeout_s) as response:
+            self._check_generation(header_number(response, "x-raftmeta-generation"))
+            async for chunk in response.aiter_bytes():
+                for event in parser.feed(chunk):
+                    item = self._interpret(event)
+                    if item is not None:
+                        yield item
+
+    def _check_generation(self, generation: int) -> None:
+        if self._generation and generation and generation != self._generation:
+            raise RaftmetaError("compacted", f"the generation moved from {self._generation} to {generation}; older positions do not count")
+        self._generation = generation or self._generation
+
+    def _interpret(self, event: SseEvent) -> Change | Bookmark | None:
+        """What an event means here; None for a revision that was delivered already and for kinds of a later server."""
+        if event.event == "compacted":
+            raise RaftmetaError("compacted", f"the events after revision {self._position} are no longer retained")
+        if event.event not in ("change", "bookmark"):
+            return None
+        body = strict_json.load_object(event.data.encode("utf-8"))
+        revision = body.get("revision")
+        if not isinstance(revision, int) or isinstance(revision, bool) or revision < 0:
+            raise RaftmetaError("bad_json", f"an event of the watch has revision {revision!r}, expected a whole number")
+        if revision <= self._position:
+            return Bookmark(self._generation, self._position) if event.event == "bookmark" else None
+        self._position = revision
+        if event.event == "bookmark":
+            return Bookmark(self._generation, revision)
+        return Change(self._generation, revision, tuple(_change_event(item) for item in _list(body.get("events"))))
+
+
+def _change_event(item: Any) -> ChangeEvent:
+    if not isinstance(item, dict) or item.get("op") not in ("put", "delete"):
+        raise RaftmetaError("bad_json", "an event of the watch is no object with op put or delete")
+    value = item.get("value")
+    return ChangeEvent(str(item.get("kind")), str(item.get("key")), item["op"], value if isinstance(value, dict) else None)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise RaftmetaError("bad_json", f"the events of a revision are {type(value).__name__}, expected a list")
+    return value
