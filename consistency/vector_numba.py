@@ -1,0 +1,67 @@
+"""Block sums of the weight-consistency vector, compiled by numba: the backend of an agent.
+
+Two neighbouring blocks run in one loop: they share the key loads and give the memory system two streams, which measured 10 GB/s against
+8 GB/s for one block at a time (a memory copy of the same run: 11.7). The interpreter lock is released. Compiled at import in about half a
+second and not cached on disk, because numba's cache files are pickles, and this program reads no pickle. Indices are not checked in
+here: the caller (`Backend.sums`) has fixed the shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+
+def _swap_bytes(word: Any) -> Any:
+    # The compiler recognises this as one byte shuffle.
+    bytes_apart, pairs_apart = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+    eight, sixteen, half = np.uint64(8), np.uint64(16), np.uint64(32)
+    word = ((word >> eight) & bytes_apart) | ((word & bytes_apart) << eight)
+    word = ((word >> sixteen) & pairs_apart) | ((word & pairs_apart) << sixteen)
+    return (word >> half) | (word << half)
+
+
+_swap = numba.njit(inline="always")(_swap_bytes)
+
+
+def _block_sums(words: Any, native_keys: Any, swapped_keys: Any, out: Any) -> None:
+    size = native_keys.size
+    pairs = words.size // (2 * size)
+    for pair in range(pairs):
+        first, second = 2 * pair * size, (2 * pair + 1) * size
+        native_0 = swapped_0 = native_1 = swapped_1 = np.uint64(0)
+        for i in range(size):
+            key, other = native_keys[i], swapped_keys[i]
+            word_0, word_1 = words[first + i], words[second + i]
+            native_0 += word_0 * key
+            swapped_0 += _swap(word_0) * other
+            native_1 += word_1 * key
+            swapped_1 += _swap(word_1) * other
+        out[2 * pair, 0], out[2 * pair, 1] = native_0, swapped_0
+        out[2 * pair + 1, 0], out[2 * pair + 1, 1] = native_1, swapped_1
+    for block in range(2 * pairs, out.shape[0]):  # at most a whole one and a short one
+        start = block * size
+        native = swapped = np.uint64(0)
+        for i in range(min(size, words.size - start)):
+            word = words[start + i]
+            native += word * native_keys[i]
+            swapped += _swap(word) * swapped_keys[i]
+        out[block, 0], out[block, 1] = native, swapped
+
+
+# Input may be read-only (shared memory of another process) and begin at any byte of a file.
+_input = types.Array(types.uint64, 1, "C", readonly=True, aligned=False)
+_output = types.Array(types.uint64, 2, "C")
+_signature = types.void(_input, _input, _input, _output)
+_compiled = numba.njit([_signature], nogil=True, error_model="numpy", boundscheck=False)(_block_sums)
+
+
+def block_sums(
+    words: NDArray[np.uint64], native_keys: NDArray[np.uint64], swapped_keys: NDArray[np.uint64], out: NDArray[np.uint64]
+) -> None:
+    """See consistency.vector.Kernel."""
+    _compiled(words, native_keys, swapped_keys, out)
