@@ -1,0 +1,59 @@
+"""What the agent needs of device memory: two slots of equal size, and a record that says what each one holds.
+
+The record is written before the bytes it speaks of: `begin` sets a slot dirty before `fill` or `copy` may touch it, `finish` sets it
+verified only from dirty. A CPU file in shared memory implements it now; memory of an accelerator comes behind the same port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+
+class SlotState(StrEnum):
+    EMPTY = "empty"  # nothing is known about the bytes
+    DIRTY = "dirty"  # being written, or a write did not end; the record says what is being written
+    VERIFIED = "verified"  # the vector computed from these bytes equals the manifest's
+
+
+class SlotRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one slot holds, as its header says."""
+
+    state: SlotState = SlotState.EMPTY
+    version: str = ""  # label
+    checksum: str = ""  # of the version
+    manifest_digest: str = ""
+    vector_root: str = ""  # computed from the slot's bytes when verified
+    layout_digest: str = ""
+    snapshot_digest: str = ""  # of the sidecar that lists the tensors held here
+    generation: int = 0  # of the order that staged it; with the revision the fence
+    revision: int = 0
+
+
+EMPTY_RECORD = SlotRecord()
+
+
+class Device(Protocol):
+    @property
+    def slot_bytes(self) -> int:
+        """Size of each slot."""
+
+    def record(self, slot: int) -> SlotRecord: ...
+
+    def begin(self, slot: int, record: SlotRecord) -> None:
+        """Set the slot dirty with this record. From here on its bytes may change."""
+
+    def finish(self, slot: int, vector_root: str, snapshot_digest: str) -> SlotRecord:
+        """Set the slot verified. Only from dirty."""
+
+    def fill(self, slot: int, offset: int, size: int, read_into: Callable[[memoryview], None]) -> None:
+        """Let `read_into` write exactly these bytes of a dirty slot."""
+
+    def copy(self, from_slot: int, from_offset: int, size: int, to_slot: int, to_offset: int) -> None:
+        """Copy bytes into a dirty slot."""
+
+    def read(self, slot: int, offset: int, size: int) -> memoryview:
+        """The bytes as they are in device memory, read-only. A device that the processor cannot address copies them out."""

@@ -1,0 +1,62 @@
+"""Every way in which a node refuses to change what it serves, with what happens next.
+
+One table of kinds. A refusal says which step of an activation it stopped (phase), which thing it speaks of, what was expected and what was
+found; it is raised before anything that serves was touched. The kind is what an attestation carries as its failure code, so kinds are
+added and never renamed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from raftmeta.core.errors import ErrorClass
+
+REFUSALS: dict[str, ErrorClass] = {
+    # room and the machine
+    "no_headroom": ErrorClass.CAPACITY,
+    "barrier_unavailable": ErrorClass.UNAVAILABLE,
+    # the files in shared memory
+    "foreign_arena": ErrorClass.INTEGRITY,
+    "arena_in_use": ErrorClass.REJECTED,
+    "foreign_control_block": ErrorClass.INTEGRITY,
+    "control_in_use": ErrorClass.REJECTED,
+    "worker_alive": ErrorClass.REJECTED,
+    # slots
+    "slot_active": ErrorClass.REJECTED,
+    "slot_busy": ErrorClass.UNAVAILABLE,
+    "slot_not_dirty": ErrorClass.REJECTED,
+    "slot_not_verified": ErrorClass.INTEGRITY,
+    "nothing_serves": ErrorClass.UNAVAILABLE,
+    # bytes
+    "bad_layout": ErrorClass.INVALID,
+    "source_failed": ErrorClass.UNAVAILABLE,
+    "vector_mismatch": ErrorClass.INTEGRITY,
+    # modules
+    "not_bindable": ErrorClass.INVALID,
+    "outside_arena": ErrorClass.INVALID,
+    "uncovered_tensor": ErrorClass.INVALID,
+    "left_on_meta": ErrorClass.INVALID,
+    "derived_changed": ErrorClass.INTEGRITY,
+}
+
+
+class Refusal(Exception):
+    """`subject` was `found` where `expected` is required; nothing that serves was changed."""
+
+    phase: ClassVar[str] = "device"
+
+    def __init__(self, kind: str, subject: str, expected: str, found: str) -> None:
+        assert kind in REFUSALS, kind
+        self.kind = kind
+        self.subject = subject
+        self.expected = expected
+        self.found = found
+        super().__init__(f"{kind}: {self.detail}")
+
+    @property
+    def error_class(self) -> ErrorClass:
+        return REFUSALS[self.kind]
+
+    @property
+    def detail(self) -> str:
+        return f"{self.subject}: expected {self.expected}, found {self.found}"
