@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from node_agent.refusal import Refusal
-from raftmeta.core.manifest import TensorEntry
+from raftmeta.core.manifest import DTYPE_BITS, TensorEntry, tensor_bytes
 
 ALIGNMENT = 256
 
@@ -44,7 +44,8 @@ def plan(tensors: Sequence[TensorEntry], previous: Layout | None = None) -> Layo
     moved: list[TensorEntry] = []
     for tensor in tensors:
         if tensor.name in offsets:
-            raise Refusal("bad_layout", f"tensor {tensor.name!r}", "one entry per name", "a second one")
+            raise Refusal("bad_layout", f"tensor {tensor.name!r}", "one entry per name", "a second one", "plan")
+        _require_size(tensor)
         kept = held.get((tensor.name, tensor.size_bytes))
         if kept is None:
             moved.append(tensor)
@@ -63,13 +64,20 @@ def fit(tensors: Sequence[TensorEntry], previous: Layout | None, slot_bytes: int
     if layout.total_bytes > slot_bytes and previous is not None:
         layout = plan(tensors)  # gaps left by earlier versions do not count against this one
     if layout.total_bytes > slot_bytes:
-        raise Refusal("no_headroom", "slot", f"at least {layout.total_bytes} bytes", f"{slot_bytes} bytes")
+        raise Refusal("no_headroom", "slot", f"at least {layout.total_bytes} bytes", f"{slot_bytes} bytes", "plan")
     return layout
 
 
 def align(size: int) -> int:
     """The next multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _require_size(tensor: TensorEntry) -> None:
+    """A tensor that is larger than its place would run into its neighbour."""
+    if tensor.dtype not in DTYPE_BITS or tensor_bytes(tensor.dtype, tensor.shape) != tensor.size_bytes:
+        what = f"{tensor.dtype} {list(tensor.shape)} in {tensor.size_bytes} bytes"
+        raise Refusal("bad_layout", f"tensor {tensor.name!r}", "a known dtype whose shape takes the bytes given", what, "plan")
 
 
 def _pack(tensors: Sequence[TensorEntry]) -> dict[str, int]:

@@ -7,8 +7,6 @@ added and never renamed.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from raftmeta.core.errors import ErrorClass
 
 REFUSALS: dict[str, ErrorClass] = {
@@ -43,15 +41,14 @@ REFUSALS: dict[str, ErrorClass] = {
 class Refusal(Exception):
     """`subject` was `found` where `expected` is required; nothing that serves was changed."""
 
-    phase: ClassVar[str] = "device"
-
-    def __init__(self, kind: str, subject: str, expected: str, found: str) -> None:
+    def __init__(self, kind: str, subject: str, expected: str, found: str, phase: str = "device") -> None:
         assert kind in REFUSALS, kind
         self.kind = kind
+        self.phase = phase  # device | plan | fill | verify | bind
         self.subject = subject
         self.expected = expected
         self.found = found
-        super().__init__(f"{kind}: {self.detail}")
+        super().__init__(f"{kind} ({phase}): {self.detail}")
 
     @property
     def error_class(self) -> ErrorClass:

@@ -1,0 +1,153 @@
+"""Bring a version into the standby slot and prove it there. The active slot is only ever read.
+
+Order matters: the slot is set dirty, with the list of what stays untouched, before its first byte changes; it becomes verified only after
+the vector computed from its own memory, kept and copied tensors included, equals the manifest's. Whatever fails in between leaves it dirty,
+raises a Refusal, and a later try keeps what was known to be whole. The caller has drained the slot (`slots.Switch.wait_drained`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from consistency.vector import root, tensor_entry
+from node_agent import layout as layouts
+from node_agent import staging_plan
+from node_agent.device.port import Device, SlotRecord, SlotState
+from node_agent.device.snapshot import SlotSnapshot, Snapshots
+from node_agent.layout import Layout
+from node_agent.refusal import Refusal
+from node_agent.staging_plan import Held, Origin, Step
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import Manifest
+from raftmeta.core.types import StageCounters
+
+
+class StagingError(Refusal):
+    """Staging stopped; the slot is dirty (or untouched in phase plan), the active slot is as it was."""
+
+
+class BlobSource(Protocol):
+    """The store, as far as staging uses it."""
+
+    def read_into(self, sha256: str, into: memoryview) -> None:
+        """Fill all of `into` with the blob of that name. Raises RaftmetaError or OSError when it is missing or of another size."""
+
+
+class StageOrder(msgspec.Struct, frozen=True):
+    version: str  # label
+    checksum: str
+    manifest: Manifest
+    manifest_digest: str
+    slot: int  # the standby slot, drained
+    active_slot: int | None  # None while nothing serves
+    generation: int
+    revision: int
+
+
+class StagePlan(msgspec.Struct, frozen=True):
+    layout: Layout
+    steps: tuple[Step, ...]
+    tensors_changed: int  # against the active version
+
+    @property
+    def from_store(self) -> tuple[tuple[str, int], ...]:
+        """(sha256, size) of the blobs that `stage` will read: what must be fetched before."""
+        return staging_plan.from_store(self.steps)
+
+
+class Staged(msgspec.Struct, frozen=True):
+    record: SlotRecord
+    layout: Layout
+    counters: StageCounters
+
+
+def plan(device: Device, snapshots: Snapshots, order: StageOrder) -> StagePlan:
+    """Where each tensor would come from now. Touches nothing. Raises Refusal no_headroom, bad_layout or slot_active."""
+    if order.slot == order.active_slot:
+        raise StagingError("slot_active", f"slot {order.slot}", "a slot that is not active", "the active slot", "plan")
+    standby = _held(device, snapshots, order.slot)
+    active = None if order.active_slot is None else _active_held(device, snapshots, order.active_slot)
+    layout = layouts.fit(order.manifest.tensors, None if standby is None else standby.layout, device.slot_bytes)
+    wanted = {tensor.name: tensor.sha256 for tensor in order.manifest.tensors}
+    return StagePlan(layout, staging_plan.steps(layout, wanted, standby, active), staging_plan.changed(wanted, active))
+
+
+def stage(device: Device, snapshots: Snapshots, order: StageOrder, source: BlobSource, bytes_fetched: int = 0) -> Staged:
+    """Write what differs, compute the vector from the slot's memory, set the slot verified. Safe to run again after any failure."""
+    made = plan(device, snapshots, order)
+    _begin(device, snapshots, order, made.layout, staging_plan.kept(made.steps))
+    for step in made.steps:
+        _fill(device, order, step, source)
+    entries = _verify(device, snapshots, order, made)
+    wanted = {tensor.name: tensor.sha256 for tensor in order.manifest.tensors}
+    digest = snapshots.save(order.slot, SlotSnapshot(made.layout, wanted))
+    record = device.finish(order.slot, root(entries), digest)
+    snapshots.drop_others(order.slot, digest)
+    return Staged(record, made.layout, staging_plan.counters(made.steps, bytes_fetched, made.tensors_changed))
+
+
+def _begin(device: Device, snapshots: Snapshots, order: StageOrder, layout: Layout, whole: dict[str, str]) -> None:
+    """Set the slot dirty; `whole` names the tensors that nobody writes from here on."""
+    digest = snapshots.save(order.slot, SlotSnapshot(layout, whole))
+    record = SlotRecord(
+        state=SlotState.DIRTY,
+        version=order.version,
+        checksum=order.checksum,
+        manifest_digest=order.manifest_digest,
+        layout_digest=layout.digest,
+        snapshot_digest=digest,
+        generation=order.generation,
+        revision=order.revision,
+    )
+    device.begin(order.slot, record)
+    snapshots.drop_others(order.slot, digest)
+
+
+def _fill(device: Device, order: StageOrder, step: Step, source: BlobSource) -> None:
+    place = step.placement
+    if step.origin is Origin.ACTIVE:
+        assert order.active_slot is not None
+        device.copy(order.active_slot, step.from_offset, place.size_bytes, order.slot, place.offset)
+    elif step.origin is Origin.STORE:
+        try:
+            device.fill(order.slot, place.offset, place.size_bytes, lambda into: source.read_into(step.sha256, into))
+        except (RaftmetaError, OSError) as cause:
+            raise StagingError(
+                "source_failed", f"tensor {place.name!r}", f"{place.size_bytes} bytes of {step.sha256}", str(cause), "fill"
+            ) from cause
+
+
+def _verify(device: Device, snapshots: Snapshots, order: StageOrder, made: StagePlan) -> dict[str, str]:
+    """Entries computed from the slot's memory, all equal to the manifest's."""
+    expected = {tensor.name: tensor for tensor in order.manifest.tensors}
+    entries: dict[str, str] = {}
+    for place in made.layout.placements:
+        data = device.read(order.slot, place.offset, place.size_bytes)
+        entries[place.name] = tensor_entry(data, place.dtype, place.shape).entry
+    wrong = [step for step in made.steps if entries[step.placement.name] != expected[step.placement.name].entry]
+    if wrong:
+        bad = {step.placement.name for step in wrong}
+        whole = {name: tensor.sha256 for name, tensor in expected.items() if name not in bad}
+        _begin(device, snapshots, order, made.layout, whole)  # a later try writes the damaged ones again
+        first = wrong[0]
+        subject = f"tensor {first.placement.name!r} ({first.origin}) and {len(wrong) - 1} more in slot {order.slot}"
+        raise StagingError("vector_mismatch", subject, expected[first.placement.name].entry, entries[first.placement.name], "verify")
+    found = root(entries)
+    if found != order.manifest.vector_root:
+        raise StagingError("vector_mismatch", f"vector root of slot {order.slot}", order.manifest.vector_root, found, "verify")
+    return entries
+
+
+def _held(device: Device, snapshots: Snapshots, slot: int) -> Held | None:
+    """What the slot is known to hold, dirty or verified; None when nothing is known."""
+    record = device.record(slot)
+    snapshot = snapshots.load(slot, record.snapshot_digest)
+    if snapshot is None or snapshot.layout.digest != record.layout_digest:
+        return None
+    return Held(snapshot.layout, snapshot.held)
+
+
+def _active_held(device: Device, snapshots: Snapshots, slot: int) -> Held | None:
+    return _held(device, snapshots, slot) if device.record(slot).state is SlotState.VERIFIED else None
