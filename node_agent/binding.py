@@ -189,7 +189,7 @@ def _same(tensor: Tensor, view: Tensor) -> bool:
 
 def _sha256(tensor: Tensor) -> str:
     flat = tensor.detach().contiguous().cpu().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy() if flat.numel() else b"").hexdigest()
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data if flat.numel() else b"").hexdigest()
 
 
 def _names(names: Sequence[str] | frozenset[str]) -> str:
