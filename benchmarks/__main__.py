@@ -1,0 +1,47 @@
+"""`python -m benchmarks NAME [arguments]`: runs one benchmark, or `all`, and prints its rows as JSON lines.
+
+Every module of this package with a `main(arguments)` is a benchmark. Exit status 0 when all ran, 1 when one failed, 3 for a wrong name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import sys
+
+import benchmarks
+from benchmarks.harness import note
+
+_NOT_BENCHMARKS = {"__main__", "harness"}
+
+
+def names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name not in _NOT_BENCHMARKS)
+
+
+def main(arguments: list[str]) -> int:
+    known = names()
+    if not arguments or arguments[0] in ("-h", "--help"):
+        note(f"usage: python -m benchmarks NAME [arguments]\nnames: {', '.join([*known, 'all'])}")
+        return 0 if arguments else 3
+    name, rest = arguments[0], arguments[1:]
+    if name == "all":
+        return max([_run(each, rest) for each in known], default=0)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean `python -m benchmarks {near[0]}`?" if near else ""
+        note(f"no benchmark is called {name!r}; there are: {', '.join(known)}{hint}")
+        return 3
+    return _run(name, rest)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    module = importlib.import_module(f"benchmarks.{name}")
+    if not hasattr(module, "main"):  # a helper of another benchmark
+        return 0
+    return int(module.main(arguments) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
