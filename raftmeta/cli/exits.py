@@ -1,0 +1,75 @@
+"""Exit codes, and what to say next for an error. Pure tables.
+
+Scripts and cron read the code, people read the hint; both follow from the class of the error, so a new error code needs no new row.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from raftmeta.core.errors import ErrorClass, RaftmetaError
+
+
+class Exit(IntEnum):
+    OK = 0
+    NO = 1  # the answer is no: refused, failed, diverged, a claim that did not hold
+    UNAVAILABLE = 2  # incomplete: no answer in time, or not everything could be looked at
+    USAGE = 3  # the command line or a configuration file is wrong
+    FAULT = 4  # a defect of this program
+    INTERRUPTED = 130
+
+
+MEANINGS: tuple[tuple[Exit, str], ...] = (
+    (Exit.OK, "done; the answer is yes"),
+    (Exit.NO, "the answer is no: refused, failed, diverged, or a claim that did not hold"),
+    (Exit.UNAVAILABLE, "incomplete: no answer in time; try again"),
+    (Exit.USAGE, "the command line or a configuration file is wrong"),
+    (Exit.FAULT, "a defect of this program"),
+)
+
+
+class UsageFault(Exception):
+    """The command line is wrong; says what was found and what helps."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+
+_HINTS = {
+    "unknown_deployment": "`raftmeta status` lists the deployments; `raftmeta deploy NAME --model …` declares one",
+    "unknown_model": "`raftmeta versions` lists the models; `raftmeta publish DIR --model …` makes one",
+    "unknown_version": "`raftmeta versions MODEL` lists what is published",
+    "unknown_rollout": "`raftmeta status` shows the running rollouts",
+    "rollout_in_progress": "wait for it (`raftmeta status`), or `raftmeta abort DEPLOYMENT` before its switch is decided",
+    "rollout_not_running": "`raftmeta status` shows where the deployment stands",
+    "expected_version_mismatch": "someone else moved it; look with `raftmeta status` and decide again",
+    "already_active": "nothing to do; `raftmeta status` shows it",
+    "nothing_to_roll_back": "`raftmeta activate DEPLOYMENT VERSION` goes to any published version",
+    "version_exists": "a label is for ever; publish under the next one",
+    "unauthenticated": "set token_file (and ca_file) in client.toml, or RAFTMETA_TOKEN_FILE",
+    "forbidden": "this token's role may not do it; ask for one that may",
+    "no_leader": "an election may be running; `raftmeta cluster status` shows the members",
+    "no_quorum": "is a member running there? `raftmeta server` starts one; --url or --config names others",
+    "not_applied": "nothing was changed; is a member running there? `raftmeta cluster status` shows it",
+    "unknown_outcome": "it may have been applied; look with `raftmeta status` before you repeat it",
+    "compacted": "start again from the present: leave --from away",
+    "quota_exceeded": "delete versions that nothing names any more",
+}
+_BY_CLASS = {
+    ErrorClass.INVALID: "correct the request and try again",
+    ErrorClass.REJECTED: "look again (`raftmeta status`) and decide",
+    ErrorClass.UNAVAILABLE: "try again in a moment; `raftmeta cluster status` shows the members",
+    ErrorClass.CAPACITY: "free something, then try again",
+    ErrorClass.INTEGRITY: "keep the logs and call the people who run the cluster",
+}
+
+
+def hint(error: RaftmetaError) -> str:
+    """What to do next."""
+    return _HINTS.get(error.code, _BY_CLASS[error.info.error_class])
+
+
+def exit_code(error: RaftmetaError) -> Exit:
+    return Exit.UNAVAILABLE if error.info.error_class is ErrorClass.UNAVAILABLE else Exit.NO

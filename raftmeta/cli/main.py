@@ -1,0 +1,112 @@
+"""`raftmeta`: finds the command, runs it, and turns every outcome into one exit code and, for errors, one designed pair of lines.
+
+    error: what happened (code)
+    hint:  what to do next
+
+Expected errors never show a traceback. With `--json` standard output holds exactly one JSON value, for an error too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from raftmeta.cli import commands, exits, helptext, suggest
+from raftmeta.core.errors import RaftmetaError
+
+Command = Callable[[Sequence[str]], int | None]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script. Returns the exit code; documented in `raftmeta --help`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except exits.UsageFault as fault:
+        return _report(words, "usage", fault.what, fault.hint, exits.Exit.USAGE)
+    except RaftmetaError as error:
+        return _report(words, error.code, error.detail, exits.hint(error), exits.exit_code(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return exits.Exit.INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe went away, as `head` does
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.Exit.OK
+    except Exception as fault:  # noqa: BLE001 the outermost frame: a defect still ends with its own exit code
+        traceback.print_exc()
+        return _report(words, "internal", f"{type(fault).__name__}: {fault}", "please report this with the lines above", exits.Exit.FAULT)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("--help", "-h", "help"):
+        return _help(words[1:] if words[:1] == ["help"] else [])
+    if words[0] in ("--version", "-V", "version"):
+        sys.stdout.write(f"raftmeta {metadata.version('raftmeta')}\n")
+        return exits.Exit.OK
+    if words[0].startswith("-"):
+        raise exits.UsageFault(f"{words[0]!r} stands before any command", "options follow the command, for example: raftmeta status --json")
+    found = commands.find(words)
+    if found is None:
+        return _unknown(words)
+    name, rest = found
+    return int(load(name)(rest) or 0)
+
+
+def load(name: str) -> Command:
+    """Import the command's code. Raises UsageFault when an extra of the distribution is missing."""
+    info = commands.COMMANDS[name]
+    module_name, _, attribute = info.target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as cause:
+        missing = cause.name or "?"
+        if info.needs and missing.split(".")[0] not in ("raftmeta", "api", "node_agent", "consistency"):
+            hint = f"install it: pip install 'raftmeta[{info.needs}]'"
+            raise exits.UsageFault(f"`raftmeta {name}` needs the Python package {missing!r}, which is not installed", hint) from cause
+        raise
+    command: Command = getattr(module, attribute)
+    return command
+
+
+def _help(words: list[str]) -> int:
+    if not words:
+        helptext.print_overview()
+        return exits.Exit.OK
+    found = commands.find(words)
+    if found is None:
+        return _unknown(words)
+    return int(load(found[0])(["--help"]) or 0)
+
+
+def _unknown(words: list[str]) -> int:
+    group = commands.below(words[0])
+    if group and (len(words) == 1 or words[1] in ("--help", "-h")):
+        helptext.print_group(words[0], group)
+        return exits.Exit.OK if len(words) > 1 else exits.Exit.USAGE
+    typed = " ".join(words[:2]) if group else words[0]
+    meant = suggest.nearest(typed, group or commands.COMMANDS)
+    if meant is None:
+        raise exits.UsageFault(f"{typed!r} is no command", "`raftmeta --help` lists them; to see everything work: raftmeta demo")
+    raise exits.UsageFault(f"{typed!r} is no command", f"did you mean `{meant}`? For example: {commands.COMMANDS[meant].example}")
+
+
+def _report(words: list[str], code: str, what: str, hint: str, exit_code: exits.Exit) -> int:
+    if "--json" in words:
+        error = {"code": code, "detail": what, "hint": hint, "exit": int(exit_code)}
+        sys.stdout.write(json.dumps({"error": error}, ensure_ascii=False) + "\n")
+    else:
+        sys.stderr.write(f"error: {what} ({code})\nhint:  {hint}\n")
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Commands against a scripted member: what is sent, what is printed, which exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raftmeta.cli.exits import Exit
+from raftmeta.cli.main import main
+from raftmeta.core.types import StageCounters
+from tests.support.stub_http import Answer, StubServer, always, problem, stub_server
+
+COUNTERS = dict.fromkeys(StageCounters.__struct_fields__, 0)
+
+
+def rollout(phase: str, status: str, **changes: Any) -> dict[str, Any]:
+    attestations = [
+        {"node": "a1", "side": "primary", "stage": "active", "counters": COUNTERS | {"bytes_fetched": 10, "switch_call_us": 31}},
+        {"node": "b1", "side": "standby", "stage": "ready", "counters": COUNTERS},
+    ]
+    record = {"id": "r1", "deployment": "search", "kind": "activate", "from_version": "v1", "to_version": "v2", "phase": phase}
+    record |= {"status": status, "attestations": attestations, "failure": None, "started_ms": 1_000, "ended_ms": 2_500}
+    return record | changes
+
+
+DEPLOYMENT = {
+    "name": "search", "model": "minilm", "version": "v1", "previous": "", "rollout_id": "r1",
+    "primary": {"zone": "a", "nodes": ["a1"]}, "standby": {"zone": "b", "nodes": ["b1"]},
+}  # fmt: skip
+NODES = [
+    {"node": "a1", "zone": "a", "missing": False, "age_ms": 120, "deployments": {"search": {"version": "v1", "ready": True}}},
+    {"node": "b1", "zone": "b", "missing": True, "age_ms": 9_000, "deployments": {"search": {"version": "v1", "ready": False}}},
+]
+CLUSTER = {
+    "member_id": "m1", "cluster_id": "c1", "role": "leader", "leader_id": "m1", "term": 3, "commit_index": 9, "revision": 7,
+    "generation": 1, "feature_level": 1, "state_hash": "ab" * 32, "journal_bytes": 2_000_000, "sync_ms": 0.4, "fault": "",
+    "members": [
+        {"id": "m1", "zone": "a", "role": "leader", "match_index": 9, "peer_address": "h:1", "api_url": "http://h:2"},
+        {"id": "m2", "zone": "b", "role": "unreachable", "match_index": -1, "peer_address": "h:3", "api_url": "http://h:4"},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def member() -> Iterator[StubServer]:
+    with stub_server({}) as stub:
+        yield stub
+
+
+def run(stub: StubServer, *words: str) -> int:
+    return main([*words, "--url", stub.url, "--timeout", "2"])
+
+
+def in_turn(*answers: Answer) -> Any:
+    left = list(answers)
+    return lambda body, query: left.pop(0) if len(left) > 1 else left[0]
+
+
+def test_deploy_sends_both_sides_sorted(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["PUT", "/v1/deployments/search"] = always(Answer(DEPLOYMENT | {"version": ""}))
+    assert run(member, "deploy", "search", "--model", "minilm", "--primary", "a:a2,a1", "--standby", "b:b1") == Exit.OK
+    _, _, body, headers = member.requests[0]
+    assert body == {"model": "minilm", "primary": {"zone": "a", "nodes": ["a1", "a2"]}, "standby": {"zone": "b", "nodes": ["b1"]}}
+    assert len(headers["idempotency-key"]) == 13 + 1 + 16
+    assert "next: raftmeta activate search" in capsys.readouterr().out
+
+
+def test_activate_follows_to_the_end_and_tells_each_step_once(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["POST", "/v1/deployments/search/activate"] = always(Answer({"rollout_id": "r1", "revision": 7}, 202))
+    steps = (rollout("syncing", "running"), rollout("syncing", "running"), rollout("active", "done"))
+    member.routes["GET", "/v1/rollouts/r1"] = in_turn(*(Answer(step) for step in steps))
+    assert run(member, "activate", "search", "v2", "--expect", "v1") == Exit.OK
+    assert member.requests[0][2] == {"version": "v2", "expected_version": "v1"}
+    captured = capsys.readouterr()
+    assert "search serves v2 on every node after 1.50 s" in captured.out and " 31" in captured.out
+    assert captured.err.splitlines() == [
+        "search v1 -> v2: syncing (a1 active, b1 ready)",
+        "search v1 -> v2: active (a1 active, b1 ready)",
+    ]
+
+
+def test_a_failed_rollout_says_where_and_why_and_ends_with_1(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    failure = {"code": "integrity", "node": "b1", "detail": "vector differs"}
+    member.routes["POST", "/v1/deployments/search/rollback"] = always(Answer({"rollout_id": "r1", "revision": 7}, 202))
+    member.routes["GET", "/v1/rollouts/r1"] = always(Answer(rollout("syncing", "failed", failure=failure)))
+    assert run(member, "rollback", "search") == Exit.NO
+    assert "failed: integrity on b1: vector differs; v1 keeps serving" in capsys.readouterr().out
+
+
+def test_a_rollout_that_takes_longer_than_the_wait_ends_with_2(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["POST", "/v1/deployments/search/activate"] = always(Answer({"rollout_id": "r1", "revision": 7}, 202))
+    member.routes["GET", "/v1/rollouts/r1"] = always(Answer(rollout("preparing", "running")))
+    assert run(member, "activate", "search", "v2", "--wait-s", "0.05", "--json") == Exit.UNAVAILABLE
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "unknown_outcome" and "goes on" in error["detail"]
+
+
+def test_no_wait_returns_at_once_with_the_id(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["POST", "/v1/deployments/search/activate"] = always(Answer({"rollout_id": "r1", "revision": 7}, 202))
+    assert run(member, "activate", "search", "v2", "--no-wait", "--json") == Exit.OK
+    assert json.loads(capsys.readouterr().out) == {"rollout_id": "r1", "revision": 7}
+    assert len(member.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [("unknown_version", Exit.NO), ("rollout_in_progress", Exit.NO), ("no_leader", Exit.UNAVAILABLE)]
+)
+def test_a_refusal_prints_error_and_hint(code: str, exit_code: Exit, member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["POST", "/v1/deployments/search/activate"] = always(problem(code))
+    assert run(member, "activate", "search", "v9") == exit_code
+    lines = capsys.readouterr().err.splitlines()[-2:]
+    assert lines[0].startswith("error: because") and lines[0].endswith(f"({code})") and lines[1].startswith("hint:  ")
+
+
+def test_abort_ends_the_deployments_running_rollout(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/deployments/search"] = always(Answer(DEPLOYMENT))
+    member.routes["POST", "/v1/rollouts/r1/abort"] = always(Answer({"revision": 8}))
+    assert run(member, "abort", "search") == Exit.OK
+    assert "r1 aborted" in capsys.readouterr().out
+
+
+def status_routes(stub: StubServer) -> None:
+    stub.routes |= {
+        ("GET", "/v1/deployments"): always(Answer({"items": [DEPLOYMENT], "next": None})),
+        ("GET", "/v1/deployments/search"): always(Answer(DEPLOYMENT)),
+        ("GET", "/v1/rollouts/r1"): always(Answer(rollout("syncing", "running"))),
+        ("GET", "/v1/nodes"): always(Answer({"items": NODES, "next": None})),
+        ("GET", "/v1/consistency"): always(
+            Answer({"items": [{"deployment": "search", "verdict": "consistent", "recorded_ms": 1}], "next": None})
+        ),
+    }
+
+
+def test_status_shows_sides_nodes_and_what_is_on_its_way(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    status_routes(member)
+    assert run(member, "status") == Exit.OK
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["primary", "a", "a1", "v1", "yes", "120", "ms", "ago"] in rows
+    assert ["standby", "b", "b1", "v1", "no", "missing"] in rows
+    assert "search v1 -> v2: syncing" in out and "consistent at 1970-01-01 00:00:00Z" in out
+
+
+def test_status_as_json_holds_the_records(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    status_routes(member)
+    assert run(member, "status", "search", "--json") == Exit.OK
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["deployments"] == [DEPLOYMENT] and seen["nodes"] == NODES and seen["revision"] == 7
+
+
+def test_status_of_an_empty_cluster_says_what_to_do_next(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in ("deployments", "nodes", "consistency"):
+        member.routes["GET", f"/v1/{path}"] = always(Answer({"items": [], "next": None}))
+    assert run(member, "status") == Exit.OK
+    assert "next: raftmeta publish" in capsys.readouterr().out
+
+
+def test_versions_lists_numbers_labels_and_sizes(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    version = {"number": 4, "label": "v4", "checksum": "ab" * 32, "size_bytes": 91_000_000, "tensor_count": 104, "published_ms": 0}
+    member.routes["GET", "/v1/models/minilm/versions"] = always(Answer({"items": [version | {"principal": "ci"}], "next": None}))
+    member.routes["GET", "/v1/models"] = always(
+        Answer({"items": [{"name": "minilm", "version_count": 1, "last_number": 4, "created_ms": 0}], "next": None})
+    )
+    assert run(member, "versions", "minilm") == Exit.OK
+    assert capsys.readouterr().out.splitlines()[1].split() == ["4", "v4", "abababababab", "91.0", "MB", "104", "-", "ci"]
+    assert run(member, "versions") == Exit.OK
+    assert "minilm" in capsys.readouterr().out
+
+
+def test_cluster_status_is_a_stale_read_and_tells_a_missing_leader_by_its_exit_code(
+    member: StubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, str]] = []
+
+    def route(body: Any, query: dict[str, str]) -> Answer:
+        asked.append(query)
+        return Answer(CLUSTER if len(asked) == 1 else CLUSTER | {"leader_id": "", "role": "follower"})
+
+    member.routes["GET", "/v1/cluster"] = route
+    assert run(member, "cluster", "status") == Exit.OK
+    out = capsys.readouterr().out
+    assert "leader m1, term 3" in out and "unreachable" in out
+    assert run(member, "cluster", "status", "--json") == Exit.UNAVAILABLE
+    assert asked == [{"consistency": "stale"}] * 2
+
+
+def test_watch_prints_one_line_per_record_and_ends_after_count(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed = {"kind": "deployment", "key": "search", "op": "put", "value": {"version": "v2\u001b[2J", "previous": "v1"}}
+    gone = {"kind": "version", "key": "minilm/v0", "op": "delete", "value": None}
+    stream = "".join(
+        f"event: change\ndata: {json.dumps({'revision': revision, 'events': [event]})}\n\n"
+        for revision, event in ((8, deployed), (9, gone))
+    )
+    member.routes["GET", "/v1/watch"] = always(Answer(stream.encode(), content_type="text/event-stream"))
+    assert run(member, "watch", "--from", "7", "--count", "2") == Exit.OK
+    assert capsys.readouterr().out.splitlines() == [
+        "       8  deployment search  version=v2\\x1b[2J previous=v1",
+        "       9  version    minilm/v0  deleted",
+    ]
+    assert run(member, "watch", "--from", "7", "--count", "1", "--json") == Exit.OK
+    assert json.loads(capsys.readouterr().out)["events"] == [deployed]
+
+
+def test_a_watch_that_starts_too_early_says_so(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/watch"] = always(problem("compacted"))
+    assert run(member, "watch", "--from", "1") == Exit.NO
+    assert "leave --from away" in capsys.readouterr().err
