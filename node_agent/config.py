@@ -1,0 +1,172 @@
+"""The agent's settings: one TOML file, typed, overridden by RAFTMETA_AGENT_* variables. The only reader of the environment.
+
+Every fault of a configuration is reported at once, each with the field it concerns. Paths are checked for their shape here and for their
+existence where they are used. Sockets of the process tree lie in `run_dir`, whose path must leave room for their names: a Unix socket
+address has 107 bytes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import NAME
+
+MAX_SOCKET_PATH = 107
+_LONGEST_SOCKET_NAME = "worker-999.sock"
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
+
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+
+class AgentConfig(BaseSettings):
+    """Sizes are bytes, times are seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="RAFTMETA_AGENT_", extra="forbid", frozen=True, env_ignore_empty=True)
+
+    node: str  # the name by which deployments list this node
+    zone: str  # failure domain, as in the deployments' sides
+    member_urls: tuple[str, ...]  # any members of the cluster; the client fails over between them
+    ca_file: Path | None = None  # certificate authority of the members' API, PEM
+    token_file: Path | None = None  # bearer token of role `agent`, one line
+    listen: str = "127.0.0.1:8100"  # host:port of the serving API; port 0 takes a free one and writes it to run_dir/address
+    url: str = ""  # how clients and the checker reach this node; empty: made of `listen`
+    tls_cert: Path | None = None  # certificate chain of the serving API, PEM; with tls_key
+    tls_key: Path | None = None
+    store_dir: Path  # blobs, versions and the state of this node; survives reboots
+    arena_dir: Path = Path("/dev/shm")  # memory file system that holds the arenas
+    run_dir: Path | None = None  # Unix sockets; None: store_dir/run
+    artifact_roots: tuple[Path, ...] = ()  # directories that file:// sources may lie in; anything else is refused
+
+    workers: int = Field(default=1, ge=1, le=64)  # serving processes
+    threads: int = Field(default=1, ge=1, le=256)  # computing threads of one worker
+    worker_depth: int = Field(default=2, ge=1, le=64)  # requests handed to one worker at a time: one computes, the rest waits beside it
+    queue_limit: int = Field(default=256, ge=1, le=100_000)  # requests that wait in the front; one more is answered 503
+    request_deadline_s: Seconds = 30.0  # longer than the restart of a worker, so a replayed request still finds one
+    body_limit_bytes: int = Field(default=8 << 20, ge=1024, le=1 << 30)
+    connection_limit: int = Field(default=1024, ge=1, le=100_000)
+    drain_s: float = Field(default=1.0, ge=0, le=600)  # not ready before the listener closes, so that routers move on
+    start_wait_s: Seconds = 10.0  # how long a fresh start waits for the control plane before it serves its pinned version
+    load_timeout_s: Seconds = 300.0  # one worker binding and warming one version
+
+    store_quota_bytes: int = Field(default=1 << 40, ge=1 << 20)  # all blobs together
+    slot_bytes: int = Field(default=0, ge=0)  # size of one slot; 0: the first version and a quarter more
+    max_deployments: int = Field(default=8, ge=1, le=64)  # deployments this node takes part in; more are refused
+    fetch_attempts: int = Field(default=4, ge=1, le=20)  # per source and byte range without progress
+    fetch_timeout_s: Seconds = 30.0  # without a byte from a source
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings  # the file comes in as init values
+
+    @field_validator("node", "zone")
+    @classmethod
+    def _is_name(cls, value: str) -> str:
+        if not NAME.match(value):
+            raise ValueError(f"{value[:130]!r} is outside [a-z0-9][a-z0-9._-]{{0,127}}")
+        return value
+
+    @field_validator("member_urls")
+    @classmethod
+    def _are_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not 1 <= len(value) <= 16:
+            raise ValueError(f"{len(value)} members, expected 1..16")
+        for url in value:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{url[:200]!r} is no http or https URL")
+        return value
+
+    @field_validator("listen")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+            raise ValueError(f"{value[:200]!r} is not host:port")
+        if not _HOST.match(host):
+            ipaddress.IPv6Address(host.strip("[]"))
+        return value
+
+    @field_validator("artifact_roots")
+    @classmethod
+    def _are_absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        for path in value:
+            if not path.is_absolute():
+                raise ValueError(f"{str(path)!r} is not absolute")
+        return value
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> AgentConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        longest = len(os.fsencode(self.sockets_dir.absolute() / _LONGEST_SOCKET_NAME))
+        if longest > MAX_SOCKET_PATH:
+            raise ValueError(f"run_dir is {longest - MAX_SOCKET_PATH} bytes too long for Unix sockets; set a shorter run_dir")
+        return self
+
+    @property
+    def sockets_dir(self) -> Path:
+        return self.run_dir if self.run_dir is not None else self.store_dir / "run"
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def public_url(self, port: int) -> str:
+        """The address that heartbeats announce, given the bound port."""
+        if self.url:
+            return self.url
+        host = self.listen.rpartition(":")[0]
+        return f"{'https' if self.tls_cert else 'http'}://{host}:{port}"
+
+    def token(self) -> str | None:
+        """The bearer token, read anew so that it can be replaced on disk."""
+        if self.token_file is None:
+            return None
+        try:
+            text = self.token_file.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as cause:
+            raise RaftmetaError("bad_field", f"token_file {self.token_file} cannot be read: {cause}") from cause
+        if not text or any(not 0x21 <= ord(char) <= 0x7E for char in text):
+            raise RaftmetaError("bad_field", f"token_file {self.token_file} is empty or holds blanks")
+        return text
+
+
+def load(path: Path) -> AgentConfig:
+    """The checked settings of a file. Raises RaftmetaError `bad_field` that lists every fault."""
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as cause:
+        raise RaftmetaError("bad_field", f"{path} is no readable TOML file: {cause}") from cause
+    try:
+        return AgentConfig(**values)
+    except ValidationError as cause:
+        raise RaftmetaError("bad_field", f"{path}: " + "; ".join(_faults(cause))) from cause
+    except SettingsError as cause:
+        raise RaftmetaError("bad_field", f"environment: {cause}") from cause
+
+
+def _faults(error: ValidationError) -> list[str]:
+    found = []
+    for fault in error.errors(include_url=False, include_context=False):
+        where = ".".join(str(part) for part in fault["loc"])
+        found.append(f"{where}: {fault['msg']}" if where else fault["msg"])
+    return sorted(found)

@@ -1,0 +1,162 @@
+"""Which worker gets a request, and when: the front's queue. No HTTP, no model.
+
+One bounded queue in order of arrival; the head goes to the connected worker with the fewest outstanding requests that has the deployment
+loaded and room. A request whose worker goes away is put back at the head once; the second loss ends it. Every request has a deadline and
+ends by it. A request is never in two places: it waits, or one worker has it, or it has an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from node_agent.ipc import CallFailed, ConnectionLost
+from node_agent.messages import NOT_LOADED, Infer, Inferred, Numbered, Reply, Served, Tensor
+from node_agent.serve import ServeError
+
+MAX_REPLAYS = 1
+NOT_LOADED_WAIT_S = 0.05  # a worker that came back binds its slots within seconds; ask again this often
+
+
+class Worker(Protocol):
+    """One serving process, as far as the front sees it."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def outstanding(self) -> int: ...
+
+    @property
+    def served(self) -> Sequence[Served]:
+        """What it said last that it serves."""
+
+    async def call(self, make: Callable[[int], Numbered], timeout_s: float) -> Reply:
+        """Raises ConnectionLost, CallFailed or TimeoutError."""
+
+
+class Job:
+    """One request on its way."""
+
+    def __init__(self, deployment: str, version: str, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], deadline: float) -> None:
+        self.deployment = deployment
+        self.version = version
+        self.inputs = inputs
+        self.outputs = outputs
+        self.deadline = deadline
+        self.replays = 0
+        self.not_before = 0.0
+        self.done: asyncio.Future[Inferred] = asyncio.get_running_loop().create_future()
+
+    def call(self, number: int) -> Infer:
+        return Infer(number, self.deployment, self.version, self.inputs, self.outputs)
+
+    def succeed(self, result: Inferred) -> None:
+        if not self.done.done():
+            self.done.set_result(result)
+
+    def fail(self, error: ServeError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Dispatcher:
+    def __init__(self, workers: Sequence[Worker], queue_limit: int, depth: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._workers = workers
+        self._limit = queue_limit
+        self._depth = depth
+        self._clock = clock
+        self._queue: deque[Job] = deque()
+        self._busy = [0] * len(workers)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.replays = 0
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def outstanding(self) -> int:
+        return sum(self._busy)
+
+    async def infer(self, job: Job) -> Inferred:
+        """The answer. Raises ServeError: 503 when the queue is full or the worker was lost twice, 504 past the deadline."""
+        if len(self._queue) >= self._limit:
+            raise ServeError(503, f"the queue holds its limit of {self._limit} requests", retry_after_s=1)
+        self._queue.append(job)
+        self.kick()
+        try:
+            async with asyncio.timeout(max(0.0, job.deadline - self._clock())):
+                return await job.done
+        except TimeoutError as cause:
+            raise ServeError(504, "the deadline of the request passed before a worker answered") from cause
+        finally:
+            job.done.cancel()
+            if job in self._queue:
+                self._queue.remove(job)
+
+    def kick(self) -> None:
+        """Hand out what can be handed out. Called when a request arrives or ends, and when a worker changes."""
+        now = self._clock()
+        for job in tuple(self._queue):
+            index = self._choose(job.deployment) if job.not_before <= now else None
+            if index is not None:
+                self._queue.remove(job)
+                self._busy[index] += 1
+                task = asyncio.create_task(self._run(job, index))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _choose(self, deployment: str) -> int | None:
+        """The connected worker with the fewest requests that serves the deployment and has room."""
+        able = [
+            index
+            for index, worker in enumerate(self._workers)
+            if worker.connected and self._busy[index] < self._depth and any(item.deployment == deployment for item in worker.served)
+        ]
+        return min(able, key=lambda index: self._busy[index], default=None)
+
+    async def _run(self, job: Job, index: int) -> None:
+        try:
+            await self._ask(job, self._workers[index])
+        finally:
+            self._busy[index] -= 1
+            self.kick()
+
+    async def _ask(self, job: Job, worker: Worker) -> None:
+        """One attempt: the job has an answer after it, or waits again."""
+        try:
+            reply = await worker.call(job.call, max(0.001, job.deadline - self._clock()))
+        except TimeoutError:
+            job.fail(ServeError(504, "the deadline of the request passed while a worker had it"))
+        except ConnectionLost:
+            if job.replays < MAX_REPLAYS:
+                job.replays += 1
+                self.replays += 1
+                self._again(job)
+            else:
+                job.fail(ServeError(503, "the worker was lost, and the next one too", retry_after_s=1))
+        except CallFailed as failure:
+            if failure.fault.code == NOT_LOADED:
+                self._again(job, NOT_LOADED_WAIT_S)
+            else:
+                job.fail(ServeError(failure.fault.status, failure.fault.detail))
+        except ValueError as cause:
+            job.fail(ServeError(413, str(cause)))
+        else:
+            if isinstance(reply, Inferred):
+                job.succeed(reply)
+            else:
+                job.fail(ServeError(500, f"the worker answered with {type(reply).__name__}"))
+
+    def _again(self, job: Job, wait_s: float = 0.0) -> None:
+        """Back to the head of the queue, unless nobody waits for it any more."""
+        if job.done.done():
+            return
+        job.not_before = self._clock() + wait_s
+        self._queue.appendleft(job)
+        if wait_s:
+            asyncio.get_running_loop().call_later(wait_s, self.kick)

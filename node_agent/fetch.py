@@ -1,0 +1,231 @@
+"""Bring the missing blobs of a version into the store, from the manifest's sources in order.
+
+Only what is missing moves: neighbouring tensors of a file become one range, a cut connection goes on where it stopped, bytes are hashed as
+they arrive. A source that returns other bytes than the manifest says, or a file of another size, is marked and the next is tried. When none
+is left the version ends as `integrity_mismatch` if any source lied, else as `source_unavailable`. Sources of scheme file must lie, after
+every link, below an allowed root; nothing else on this machine can be read through a manifest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from node_agent.store import BlobMismatch, BlobWriter, Store
+from raftmeta.core.manifest import Manifest
+
+SOURCE_UNAVAILABLE = "source_unavailable"
+INTEGRITY_MISMATCH = "integrity_mismatch"
+MAX_SPAN_BYTES = 256 << 20  # of one request, unless one tensor is larger
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 5.0
+
+
+class Piece(NamedTuple):
+    """One blob as a byte range of a file."""
+
+    begin: int
+    end: int
+    sha256: str
+
+
+class Span(NamedTuple):
+    """Adjacent pieces that one request brings."""
+
+    file: str
+    file_size: int
+    pieces: tuple[Piece, ...]
+
+
+class FetchFailed(Exception):
+    """No source could give a version. `code` is the failure class of the attestation."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class Cancelled(Exception):
+    """Nobody wants the version any more."""
+
+
+class SourceError(Exception):
+    """This attempt at this source failed; another may succeed."""
+
+
+class SourceLied(Exception):
+    """The source has other bytes than the manifest says. It is not asked again for this version."""
+
+
+class Source(Protocol):
+    """One place that has the files of a version."""
+
+    name: str
+
+    def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes]:
+        """The bytes [begin, end) of a file in chunks. Raises SourceError, or SourceLied for a file of another size."""
+
+
+class Patience(NamedTuple):
+    attempts: int  # per source and span without progress
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Fetcher:
+    """Brings versions into one store. `open_source` turns a URL of a manifest into a Source or raises SourceError."""
+
+    def __init__(self, store: Store, open_source: Callable[[str], Source], patience: Patience) -> None:
+        self._store = store
+        self._open_source = open_source
+        self._patience = patience
+
+    def fetch(self, manifest: Manifest, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
+        """Gives the bytes that came from sources. `elsewhere` names blobs that are not needed in the store.
+
+        Raises FetchFailed, Cancelled, or RaftmetaError for a full quota or disk. Can be repeated at any time.
+        """
+        spans = spans_of(manifest, self._is_needed(elsewhere))
+        need_bytes = sum(piece.end - piece.begin for span in spans for piece in span.pieces)
+        if need_bytes:
+            self._store.reserve(need_bytes)
+        job = _Job(self._store, self._patience, cancelled)
+        faults: list[str] = []
+        lied = False
+        for url in manifest.sources:
+            try:
+                source = self._open_source(url)
+                job.drain(source, spans)
+                return job.received
+            except SourceLied as fault:
+                lied = True
+                faults.append(f"{url}: {fault}")
+            except SourceError as fault:
+                faults.append(f"{url}: {fault}")
+        if not manifest.sources and not spans:
+            return 0
+        detail = "; ".join(faults) or "the manifest names no source"
+        raise FetchFailed(INTEGRITY_MISMATCH if lied else SOURCE_UNAVAILABLE, detail)
+
+    def _is_needed(self, elsewhere: frozenset[str]) -> Callable[[str, int], bool]:
+        return lambda sha256, size: sha256 not in elsewhere and not self._store.has(sha256, size)
+
+
+class _Job:
+    """One fetch: what remains, and how often it failed without progress."""
+
+    def __init__(self, store: Store, patience: Patience, cancelled: Callable[[], bool]) -> None:
+        self._store = store
+        self._patience = patience
+        self._cancelled = cancelled
+        self.received = 0
+
+    def drain(self, source: Source, spans: Iterable[Span]) -> None:
+        """Everything of the spans that is not in the store yet, with bounded retries."""
+        for span in spans:
+            failures = 0
+            while left := self._left(span):
+                before = self.received
+                try:
+                    self._request(source, left)
+                except SourceError:
+                    failures = 1 if self.received > before else failures + 1
+                    if failures >= self._patience.attempts:
+                        raise
+                    self._patience.sleep(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (failures - 1)))
+                if self._cancelled():
+                    raise Cancelled
+
+    def _left(self, span: Span) -> Span | None:
+        """The span from its first missing piece on; None when nothing is missing."""
+        for index, piece in enumerate(span.pieces):
+            if not self._store.has(piece.sha256, piece.end - piece.begin):
+                return span._replace(pieces=span.pieces[index:])
+        return None
+
+    def _request(self, source: Source, span: Span) -> None:
+        """Pour one answer into the writers of the span's pieces."""
+        pieces = iter(span.pieces)
+        with self._writer(next(pieces)) as first:
+            begin = span.pieces[0].begin + first.offset
+            answer = _Answer(source.read(span.file, span.file_size, begin, span.pieces[-1].end), self._cancelled)
+            self._fill(first, span.pieces[0], answer, span.file)
+        for piece in pieces:
+            with self._writer(piece) as writer:
+                answer.skip(writer.offset)
+                self._fill(writer, piece, answer, span.file)
+
+    @contextmanager
+    def _writer(self, piece: Piece) -> Iterator[BlobWriter]:
+        writer = self._store.writer(piece.sha256, piece.end - piece.begin)
+        try:
+            yield writer
+        finally:
+            writer.pause()
+
+    def _fill(self, writer: BlobWriter, piece: Piece, answer: _Answer, file: str) -> None:
+        while writer.offset < piece.end - piece.begin:
+            data = answer.take(piece.end - piece.begin - writer.offset)
+            writer.write(data)
+            self.received += len(data)
+        try:
+            writer.commit()
+        except BlobMismatch as cause:
+            if writer.resumed:  # what an earlier run left may be at fault: the next attempt starts over
+                raise SourceError(f"{file} [{piece.begin}, {piece.end}), resumed: {cause.detail}") from cause
+            raise SourceLied(f"{file} [{piece.begin}, {piece.end}): {cause.detail}") from cause
+
+
+class _Answer:
+    """The body of one request, taken in pieces of our choice."""
+
+    def __init__(self, chunks: Iterator[bytes], cancelled: Callable[[], bool]) -> None:
+        self._chunks = chunks
+        self._cancelled = cancelled
+        self._rest = memoryview(b"")
+
+    def take(self, most: int) -> memoryview:
+        """At least one byte, at most `most`. Raises SourceError at an early end."""
+        while not self._rest:
+            if self._cancelled():
+                raise Cancelled
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                raise SourceError("the source ended before the range did")
+            self._rest = memoryview(chunk)
+        data, self._rest = self._rest[:most], self._rest[most:]
+        return data
+
+    def skip(self, count: int) -> None:
+        while count:
+            count -= len(self.take(count))
+
+
+def spans_of(manifest: Manifest, needed: Callable[[str, int], bool]) -> list[Span]:
+    """The missing blobs of a version as ranges of its files, each blob once, in order of file and place. Pure."""
+    sizes = {file.name: file.size_bytes for file in manifest.files}
+    wanted: list[tuple[str, Piece]] = [
+        (file.name, Piece(0, file.size_bytes, file.sha256))
+        for file in manifest.files
+        if file.role != "weights" and needed(file.sha256, file.size_bytes)
+    ]
+    wanted += [
+        (tensor.file, Piece(tensor.begin, tensor.end, tensor.sha256))
+        for tensor in manifest.tensors
+        if needed(tensor.sha256, tensor.size_bytes)
+    ]
+    seen: set[str] = set()
+    groups: list[tuple[str, list[Piece]]] = []
+    for file, piece in sorted(wanted):
+        if piece.sha256 in seen:
+            continue
+        seen.add(piece.sha256)
+        last_file, pieces = groups[-1] if groups else ("", [])
+        joins = last_file == file and pieces and pieces[-1].end == piece.begin
+        if joins and piece.end - pieces[0].begin <= MAX_SPAN_BYTES:
+            pieces.append(piece)
+        else:
+            groups.append((file, [piece]))
+    return [Span(file, sizes[file], tuple(pieces)) for file, pieces in groups]

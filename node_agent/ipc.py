@@ -1,0 +1,205 @@
+"""Frames and calls between the processes of one agent, over Unix sockets.
+
+A frame is a big-endian u32 length and that many bytes of msgpack. Messages are a closed tagged union (`messages`); anything else closes
+the connection. Every caller numbers its calls; replies carry the number, so calls may overlap. When a connection ends, each call that
+waits on it ends with `ConnectionLost`, and its caller decides whether to repeat it. Frames, and calls per connection, are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from node_agent.messages import MAX_FRAME_BYTES, Fault, Message, Numbered, Push, Reply, decode, encode
+
+MAX_CALLS = 1024  # open calls on one connection
+_HEAD = 4
+
+
+class ConnectionLost(Exception):
+    """The other process went away, or sent what is no message."""
+
+
+class CallFailed(Exception):
+    """The other process answered with a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(f"{fault.code}: {fault.detail}")
+        self.fault = fault
+
+
+async def read_message(reader: asyncio.StreamReader) -> Message | None:
+    """The next message, None at a clean end. Raises ConnectionLost for a cut, oversized or undecodable frame."""
+    try:
+        head = await reader.readexactly(_HEAD)
+        size = int.from_bytes(head, "big")
+        if size > MAX_FRAME_BYTES:
+            raise ConnectionLost(f"a frame of {size} bytes, the limit is {MAX_FRAME_BYTES}")
+        return decode(await reader.readexactly(size))
+    except asyncio.IncompleteReadError as cause:
+        if not cause.partial and cause.expected == _HEAD:
+            return None
+        raise ConnectionLost("the connection ended inside a frame") from cause
+    except OSError as cause:
+        raise ConnectionLost(f"the connection broke: {cause}") from cause
+    except msgspec.MsgspecError as cause:
+        raise ConnectionLost(f"a frame that is no message: {cause}") from cause
+
+
+def frame(message: Message) -> bytes:
+    """The bytes that carry a message. Raises ValueError when it exceeds a frame."""
+    body = encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {len(body)} bytes, the limit is {MAX_FRAME_BYTES}")
+    return len(body).to_bytes(_HEAD, "big") + body
+
+
+class Link:
+    """The calling end. `on_push` gets what the other side says unasked, `on_lost` is called once when the connection ends."""
+
+    def __init__(self, on_push: Callable[[Push], None], on_lost: Callable[[], None]) -> None:
+        self._on_push = on_push
+        self._on_lost = on_lost
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._writer is not None
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._waiting)
+
+    async def connect(self, path: Path) -> None:
+        """Raises OSError when nobody listens."""
+        reader, self._writer = await asyncio.open_unix_connection(path)
+        self._task = asyncio.create_task(self._read(reader))
+
+    async def call(self, make: Callable[[int], Numbered], timeout_s: float) -> Reply:
+        """Raises ConnectionLost, CallFailed, TimeoutError, or ValueError for a call that exceeds a frame."""
+        if self._writer is None:
+            raise ConnectionLost("not connected")
+        if len(self._waiting) >= MAX_CALLS:
+            raise ConnectionLost(f"{MAX_CALLS} calls are open on this connection")
+        number = next(self._numbers)
+        data = frame(make(number))
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(data)
+                with suppress(ConnectionError):  # the reader ends the call
+                    await self._writer.drain()
+                reply = await future
+        finally:
+            self._waiting.pop(number, None)
+        if isinstance(reply, Fault):
+            raise CallFailed(reply)
+        return reply
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._end()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while (message := await read_message(reader)) is not None:
+                if isinstance(message, Push):
+                    self._on_push(message)
+                elif isinstance(message, Reply):
+                    future = self._waiting.get(message.number)
+                    if future is not None and not future.done():
+                        future.set_result(message)
+        except ConnectionLost:
+            pass
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLost("the connection ended before the reply"))
+        self._on_lost()
+
+
+Handler = Callable[[Numbered], Awaitable[Reply]]
+
+
+class Server:
+    """The answering end: every call runs `handler` in its own task; `push` reaches all who are connected."""
+
+    def __init__(self, handler: Handler, greet: Callable[[], Push | None]) -> None:
+        self._handler = handler
+        self._greet = greet
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self, path: Path) -> None:
+        """Listen on a socket that only this user may use; one that a dead process left is replaced."""
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                path.unlink()
+        self._server = await asyncio.start_unix_server(self._serve, path)
+        path.chmod(0o600)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in tuple(self._writers):
+            writer.close()
+
+    def push(self, message: Push) -> None:
+        data = frame(message)
+        for writer in tuple(self._writers):
+            if writer.transport.get_write_buffer_size() > MAX_FRAME_BYTES:
+                writer.transport.abort()  # a reader that stands still must not grow our memory
+            else:
+                writer.write(data)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            greeting = self._greet()
+            if greeting is not None:
+                writer.write(frame(greeting))
+            while (message := await read_message(reader)) is not None:
+                if not isinstance(message, Numbered) or len(tasks) >= MAX_CALLS:
+                    break
+                task = asyncio.create_task(self._answer(message, writer))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        except ConnectionLost:
+            pass
+        finally:
+            self._writers.discard(writer)
+            for task in tasks:
+                task.cancel()
+            writer.close()
+
+    async def _answer(self, call: Numbered, writer: asyncio.StreamWriter) -> None:
+        reply = await self._handler(call)
+        try:
+            data = frame(reply)
+        except ValueError as cause:
+            data = frame(Fault(number=call.number, status=413, code="body_too_large", detail=f"the answer is {cause}"))
+        if not writer.is_closing():
+            writer.write(data)
+            with suppress(ConnectionError):
+                await writer.drain()

@@ -1,0 +1,92 @@
+"""What a node must remember: one small checked file in the store directory, replaced as a whole.
+
+Control writes it before it acts on it; workers and the front read it, so they can restart while control is away. Per deployment: which
+versions the slots were given, the highest order obeyed (the fence), the last version that served here (the pin), and how far the running
+rollout came with what it cost. A file that does not check stops the process: starting from an empty state would obey old orders.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from node_agent.plan import Order, Target
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.types import SideName, StageCounters
+from raftmeta.durable import OsDisk, read_file, write_file
+
+FORMAT = "raftmeta-node-1"
+NAME = "node.state"
+
+
+class ChangeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rollout this node works on, or worked on last."""
+
+    id: str = ""
+    counters: StageCounters = StageCounters()
+    failure_code: str = ""  # set when it failed here
+    failure_detail: str = ""
+
+
+class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    model: str
+    side: SideName
+    arena: str  # file names in the arena directory
+    control_block: str
+    labels: dict[str, str] = {}  # checksum -> label of the versions this node was told about
+    fence: Order = Order(0, 0)
+    fence_checksum: str = ""
+    pin: Target | None = None  # verified and served here last; what a start without control plane serves
+    previous: str = ""  # checksum that undo returns to
+    change: ChangeRecord = ChangeRecord()
+    lag_ms: int = -1  # of the last switch: order seen to all workers answering
+
+
+class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    node: str
+    format: str = FORMAT
+    deployments: dict[str, DeploymentRecord] = {}
+
+
+class Journal:
+    """Control's copy of the file: `record` is what is on the disk."""
+
+    def __init__(self, directory: Path, node: str) -> None:
+        self._path = directory / NAME
+        found = read(directory)
+        self.record = NodeRecord(node=node) if found is None else found
+        if self.record.node != node:
+            raise RaftmetaError("integrity", f"{self._path} belongs to node {self.record.node!r}, this is {node!r}")
+
+    def deployment(self, name: str) -> DeploymentRecord | None:
+        return self.record.deployments.get(name)
+
+    def put(self, deployment: DeploymentRecord) -> None:
+        """Durable when this returns. Writes nothing when nothing changed."""
+        if self.record.deployments.get(deployment.name) == deployment:
+            return
+        self._replace(self.record.deployments | {deployment.name: deployment})
+
+    def drop(self, name: str) -> None:
+        self._replace({key: value for key, value in self.record.deployments.items() if key != name})
+
+    def _replace(self, deployments: dict[str, DeploymentRecord]) -> None:
+        record = msgspec.structs.replace(self.record, deployments=deployments)
+        write_file(OsDisk(), self._path, msgspec.msgpack.encode(record))
+        self.record = record
+
+
+def read(directory: Path) -> NodeRecord | None:
+    """The record on the disk, None before the first. Raises RaftmetaError `integrity` for anything else."""
+    data = read_file(OsDisk(), directory / NAME)
+    if data is None:
+        return None
+    try:
+        record = msgspec.msgpack.decode(data, type=NodeRecord)
+    except msgspec.MsgspecError as cause:
+        raise RaftmetaError("integrity", f"{directory / NAME} is no node record of this build: {cause}") from cause
+    if record.format != FORMAT:
+        raise RaftmetaError("integrity", f"{directory / NAME} has format {record.format!r}, expected {FORMAT!r}")
+    return record

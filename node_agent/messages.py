@@ -1,0 +1,194 @@
+"""What the processes of one agent say to each other: a closed tagged union of frozen values, msgpack on the wire.
+
+Three kinds. A `Numbered` message is a call and gets exactly one `Reply` with its number; a `Push` is said unasked, on connecting and
+whenever it changes. All processes of an agent run the same build, so tags may change between releases.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_FRAME_BYTES = 256 << 20  # the largest answer: a batch of embeddings, or the block sums of one large tensor
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="t"):
+    """Base of everything on the wire."""
+
+
+class Numbered(Message, frozen=True):
+    number: int
+
+
+class Reply(Message, frozen=True):
+    number: int
+
+
+class Push(Message, frozen=True):
+    pass
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One named tensor of a request or an answer, row-major."""
+
+    name: str
+    datatype: str  # a name of the Open Inference Protocol
+    shape: tuple[int, ...]
+    data: bytes | tuple[str, ...]  # little-endian elements, or the texts of a BYTES tensor
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """What a model takes or gives; -1 stands for a dimension of the request."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+# --- front to worker
+
+
+class Infer(Numbered, frozen=True, tag="infer"):
+    deployment: str
+    version: str  # "" takes the active one
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]  # empty: all
+
+
+class Inferred(Reply, frozen=True, tag="inferred"):
+    version: str  # the label that computed this answer, read under the gate
+    checksum: str
+    outputs: tuple[Tensor, ...]
+
+
+class Fault(Reply, frozen=True, tag="fault"):
+    """A call that failed. `status` is the HTTP status that the front answers with."""
+
+    status: int
+    code: str  # a code of errors.CODES, or one of the agent's own below
+    detail: str
+
+
+NOT_LOADED = "not_loaded"  # this worker has no module for the active slot yet; ask again soon
+VERSION_NOT_HELD = "version_not_held"  # no slot of this node holds the asked version, verified and warm
+BAD_INPUT = "bad_input"  # the tensors do not fit the model
+
+# --- worker to front and control
+
+
+class SlotServed(msgspec.Struct, frozen=True):
+    slot: int
+    label: str
+    checksum: str
+
+
+class Served(msgspec.Struct, frozen=True):
+    """One deployment in one worker."""
+
+    deployment: str
+    slots: tuple[SlotServed, ...]  # bound and warm, active or not
+    active: int  # slot that answers, -1 when none does
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+
+
+class WorkerState(Push, frozen=True, tag="worker_state"):
+    worker: int
+    pid: int
+    served: tuple[Served, ...]
+
+
+# --- control to worker
+
+
+class Load(Numbered, frozen=True, tag="load"):
+    """Bind and warm what a slot holds, beside the one that serves."""
+
+    deployment: str
+    slot: int
+    label: str
+    checksum: str
+
+
+class Loaded(Reply, frozen=True, tag="loaded"):
+    derived: dict[str, str]  # digest of each tensor that the module holds outside the arena
+    milliseconds: int
+
+
+class Release(Numbered, frozen=True, tag="release"):
+    """Forget a slot that is about to be rewritten, -1 for the whole deployment. Answered when no request can touch it any more."""
+
+    deployment: str
+    slot: int
+
+
+class Acknowledge(Numbered, frozen=True, tag="acknowledge"):
+    """With which slot and version would you answer now? Asked through the same queue as requests."""
+
+    deployment: str
+
+
+class Answering(Reply, frozen=True, tag="answering"):
+    slot: int
+    label: str
+    checksum: str
+
+
+class Done(Reply, frozen=True, tag="done"):
+    pass
+
+
+# --- front to control; metrics to any
+
+
+class GetStatus(Numbered, frozen=True, tag="get_status"):
+    pass
+
+
+class GetVector(Numbered, frozen=True, tag="get_vector"):
+    """The vector of a deployment's active slot, computed now from its memory."""
+
+    deployment: str
+    entries: bool  # with the entry of every tensor
+    blocks: str  # with the block sums of this tensor, "" for none
+
+
+class Json(Reply, frozen=True, tag="json"):
+    body: bytes
+
+
+class GetMetrics(Numbered, frozen=True, tag="get_metrics"):
+    pass
+
+
+class Sample(msgspec.Struct, frozen=True):
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class Family(msgspec.Struct, frozen=True):
+    name: str
+    help: str
+    kind: str
+    samples: tuple[Sample, ...]
+
+
+class Metrics(Reply, frozen=True, tag="metrics"):
+    families: tuple[Family, ...]
+
+
+_Any = (
+    Infer | Inferred | Fault | WorkerState | Load | Loaded | Release | Acknowledge | Answering | Done | GetStatus | GetVector | Json
+    | GetMetrics | Metrics
+)  # fmt: skip
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Any)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Raises msgspec.MsgspecError for anything but a message."""
+    return _decoder.decode(data)

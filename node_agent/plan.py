@@ -1,0 +1,224 @@
+"""What a node should do next for one deployment: desired minus observed, as a list of steps. Pure.
+
+Every step may run twice; whoever executes looks again after each one and asks for a new plan, so a crash between any two steps only repeats
+work. What must stay true: a step never writes to the active slot; a switch names a slot that is verified, checked by this process and
+loaded in every worker; an order below the highest one obeyed is refused; the version that serves comes before the one that a rollout
+prepares. A rollout that failed here is attested as failed and then left alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from node_agent.device.port import SlotState
+from raftmeta.core.types import Phase, SideName, Stage
+
+SLOTS = (0, 1)
+
+
+class Order(NamedTuple):
+    """The fence: orders are obeyed in rising order of (generation, revision) only."""
+
+    generation: int
+    revision: int
+
+
+NO_ORDER = Order(0, 0)
+
+
+class Target(NamedTuple):
+    """One version of the deployment's model."""
+
+    model: str
+    label: str
+    checksum: str
+    vector_root: str
+
+
+class Change(NamedTuple):
+    """A running rollout, as the control plane has it."""
+
+    id: str
+    phase: Phase
+    to: Target
+    attested: Stage | None  # by this node, so far
+
+
+class Goal(NamedTuple):
+    """What the control plane, or without it the pin, wants of this node for one deployment."""
+
+    deployment: str
+    side: SideName
+    committed: Target | None  # None before the first activation
+    order: Order  # of `committed`
+    change: Change | None
+
+
+class SlotSeen(NamedTuple):
+    checksum: str = ""
+    state: SlotState = SlotState.EMPTY
+    checked: bool = False  # this process computed the vector of these bytes
+    loaded: bool = False  # every worker has bound and warmed it
+
+    def holds(self, target: Target) -> bool:
+        return self.state is SlotState.VERIFIED and self.checksum == target.checksum
+
+
+class Seen(NamedTuple):
+    """What is true of one deployment on this node."""
+
+    slots: tuple[SlotSeen, SlotSeen]
+    active: int | None  # None: nothing serves
+    answering: str  # checksum with which every worker answers, "" when unknown
+    prepared: frozenset[str]  # checksums whose bytes are all on this node
+    fence: Order
+    fence_checksum: str  # what the highest order obeyed named
+    failed_change: str  # id of the rollout that failed here, "" for none
+    said: Stage | None  # what was attested for the running rollout and may not be back in the record yet
+
+
+class Fetch(NamedTuple):
+    target: Target
+
+
+class StageInto(NamedTuple):
+    """Write the version into a slot that does not serve, and verify it there."""
+
+    target: Target
+    slot: int
+
+
+class Verify(NamedTuple):
+    """Compute the vector of what a slot holds already; a slot that fails is emptied."""
+
+    target: Target
+    slot: int
+
+
+class Warm(NamedTuple):
+    """Every worker binds and warms the slot."""
+
+    target: Target
+    slot: int
+
+
+class SwitchTo(NamedTuple):
+    target: Target
+    slot: int
+    order: Order
+
+
+class AwaitWorkers(NamedTuple):
+    """Every worker says with which version it answers."""
+
+    target: Target
+
+
+class Attest(NamedTuple):
+    change: str
+    stage: Stage
+    target: Target
+
+
+Step = Fetch | StageInto | Verify | Warm | SwitchTo | AwaitWorkers | Attest
+
+
+class Plan(NamedTuple):
+    steps: tuple[Step, ...]
+    refused: str = ""  # why an order is not obeyed, for the operator
+
+
+_RANK = {None: 0, Stage.PREPARED: 1, Stage.READY: 2, Stage.ACTIVE: 3, Stage.FAILED: 4}
+
+
+def plan(goal: Goal, seen: Seen) -> Plan:
+    """The steps that are left, in order. None left means that the node is where it should be."""
+    serve = _serve(goal, seen)
+    if serve.refused:
+        return serve
+    return Plan(serve.steps + _take_part(goal, seen, _active_after(serve, seen)))
+
+
+def converged(goal: Goal, seen: Seen) -> bool:
+    """The committed version is active, verified and checked, and every worker answers with it."""
+    if goal.committed is None or seen.active is None:
+        return False
+    slot = seen.slots[seen.active]
+    return slot.holds(goal.committed) and slot.checked and slot.loaded and seen.answering == goal.committed.checksum
+
+
+def _serve(goal: Goal, seen: Seen) -> Plan:
+    """Make the committed version serve, and say so."""
+    target = goal.committed
+    if target is None:
+        return Plan(())
+    refused = _refusal(goal, target, seen)
+    if refused:
+        return Plan((), refused)
+    if seen.active is not None and seen.slots[seen.active].holds(target):
+        steps = _bring_up(target, seen.active, seen)
+    else:
+        slot = _free_slot(target, seen.active, seen)
+        steps = (*_bring_up(target, slot, seen), SwitchTo(target, slot, goal.order))
+    if steps or seen.answering != target.checksum:
+        steps = (*steps, AwaitWorkers(target))
+    change = goal.change
+    if change is not None and change.phase in (Phase.COMMITTING, Phase.ACTIVE) and change.to == target:
+        steps += _attest(change, Stage.ACTIVE, seen)
+    return Plan(steps)
+
+
+def _refusal(goal: Goal, target: Target, seen: Seen) -> str:
+    if goal.order < seen.fence:
+        return f"the order {tuple(goal.order)} for {target.label} is older than {tuple(seen.fence)}, which this node obeyed"
+    if goal.order == seen.fence and seen.fence_checksum and target.checksum != seen.fence_checksum:
+        return f"the order {tuple(goal.order)} named {seen.fence_checksum} before and names {target.checksum} now"
+    return ""
+
+
+def _take_part(goal: Goal, seen: Seen, active: int | None) -> tuple[Step, ...]:
+    """Prepare what a running rollout asks for, beside what serves."""
+    change = goal.change
+    if change is None or change.phase not in (Phase.PREPARING, Phase.SYNCING):
+        return ()
+    if seen.failed_change == change.id:
+        return _attest(change, Stage.FAILED, seen)
+    steps: tuple[Step, ...] = ()
+    if change.to.checksum not in seen.prepared:
+        steps = (Fetch(change.to),)
+    steps += _attest(change, Stage.PREPARED, seen)
+    if change.phase is Phase.SYNCING:
+        steps += _bring_up(change.to, _free_slot(change.to, active, seen), seen, fetched=True)
+        steps += _attest(change, Stage.READY, seen)
+    return steps
+
+
+def _bring_up(target: Target, slot: int, seen: Seen, fetched: bool = False) -> tuple[Step, ...]:
+    """The version in this slot: verified, checked, loaded."""
+    held = seen.slots[slot]
+    steps: tuple[Step, ...] = ()
+    if not held.holds(target):
+        if target.checksum not in seen.prepared and not fetched:
+            steps = (Fetch(target),)
+        return (*steps, StageInto(target, slot), Warm(target, slot))
+    if not held.checked:
+        steps = (Verify(target, slot),)
+    if not held.loaded:
+        steps = (*steps, Warm(target, slot))
+    return steps
+
+
+def _free_slot(target: Target, active: int | None, seen: Seen) -> int:
+    """Where a version goes: a slot that holds it already, else one that does not serve; never the active one."""
+    free = [slot for slot in SLOTS if slot != active]
+    return next((slot for slot in free if seen.slots[slot].holds(target)), free[0])
+
+
+def _active_after(serve: Plan, seen: Seen) -> int | None:
+    """The slot that serves once these steps are done."""
+    return next((step.slot for step in serve.steps if isinstance(step, SwitchTo)), seen.active)
+
+
+def _attest(change: Change, stage: Stage, seen: Seen) -> tuple[Step, ...]:
+    said = max(_RANK[change.attested], _RANK[seen.said])
+    return () if said >= _RANK[stage] else (Attest(change.id, stage, change.to),)

@@ -1,0 +1,277 @@
+"""The blob store of one node: content-addressed files under store_dir/blobs/sha256, and a directory per version to open models from.
+
+A blob enters by its SHA-256 or not at all: bytes go to a temporary file, are hashed while they arrive, fsynced, read back from the disk and
+hashed again, then renamed. Partial blobs survive a restart, so a fetch resumes. Tensors are blobs of their own, weight files are never
+stored whole. `collect` removes what no kept manifest names. The quota bounds all blobs together; one agent owns the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import SHA256, Manifest, pack, path_fault, unpack
+from raftmeta.durable import OsDisk, read_file, write_file
+
+CHUNK = 1 << 20
+RESERVE_BYTES = 64 << 20  # left free on the disk for the agent's own records
+
+_DISK = OsDisk()
+
+
+class Store:
+    def __init__(self, root: Path, quota_bytes: int) -> None:
+        self._blobs = root / "blobs" / "sha256"
+        self._partial = root / "partial"
+        self._versions = root / "versions"
+        self._manifests = root / "manifests"
+        self._quota = quota_bytes
+        for path in (self._blobs, self._partial, self._versions, self._manifests):
+            path.mkdir(parents=True, exist_ok=True, mode=0o750)
+
+    # --- blobs
+
+    def path(self, sha256: str) -> Path:
+        assert SHA256.match(sha256), sha256
+        return self._blobs / sha256[:2] / sha256[2:]
+
+    def has(self, sha256: str, size_bytes: int) -> bool:
+        """A blob of that name and size is here. Its content was checked when it entered; `open` users check what they read."""
+        try:
+            return self.path(sha256).stat().st_size == size_bytes
+        except FileNotFoundError:
+            return False
+
+    def missing(self, blobs: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Those of the (sha256, size) pairs that are not here, each once, in order."""
+        return [blob for blob in dict.fromkeys(blobs) if not self.has(*blob)]
+
+    def writer(self, sha256: str, size_bytes: int) -> BlobWriter:
+        """Takes the bytes of one blob, after what an earlier writer left."""
+        return BlobWriter(self._partial / sha256, self.path(sha256), sha256, size_bytes)
+
+    def read_into(self, sha256: str, into: memoryview) -> None:
+        """Fill all of `into` with a blob of exactly that size. The reader checks the content by the vector of where it went."""
+        path = self.path(sha256)
+        with _disk_errors(path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                size = os.fstat(fd).st_size
+                if size != len(into):
+                    raise RaftmetaError("integrity", f"blob {sha256} has {size} bytes, expected {len(into)}")
+                offset = 0
+                while offset < size:
+                    count = os.preadv(fd, [into[offset : offset + CHUNK * 8]], offset)
+                    if not count:
+                        raise RaftmetaError("integrity", f"blob {sha256} ended at byte {offset} of {size}")
+                    offset += count
+            finally:
+                os.close(fd)
+
+    def discard(self, sha256: str) -> None:
+        """Forget a blob that failed its check, so that it is fetched again."""
+        self.path(sha256).unlink(missing_ok=True)
+
+    def reserve(self, need_bytes: int) -> None:
+        """Refuse with the numbers when `need_bytes` more exceed the quota or the disk."""
+        used = self.used_bytes()
+        if used + need_bytes > self._quota:
+            raise RaftmetaError("quota_exceeded", f"the store holds {used} bytes and needs {need_bytes} more, the quota is {self._quota}")
+        free = shutil.disk_usage(self._blobs).free
+        if need_bytes + RESERVE_BYTES > free:
+            raise RaftmetaError(
+                "disk_full", f"the store needs {need_bytes} bytes and {RESERVE_BYTES} of reserve, the disk has {free} bytes free"
+            )
+
+    def used_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self._all_blobs())
+
+    def sync(self) -> None:
+        """Make the names of all blobs durable. Called once before `prepared` is attested."""
+        for path in (self._blobs, *self._blobs.iterdir(), self._versions, self._manifests):
+            _sync_directory(path)
+
+    # --- manifests and versions
+
+    def put_manifest(self, checksum: str, manifest: Manifest) -> None:
+        write_file(_DISK, self._manifests / checksum, pack(manifest))
+
+    def manifest(self, checksum: str) -> Manifest | None:
+        """The stored manifest of a version, None if there is none. Raises RaftmetaError when it is damaged."""
+        packed = read_file(_DISK, self._manifests / checksum)
+        return None if packed is None else unpack(packed)
+
+    def version_dir(self, checksum: str) -> Path:
+        return self._versions / checksum
+
+    def materialize(self, checksum: str, manifest: Manifest) -> Path:
+        """A directory with every file that holds no weights under its own name, as hard links; complete or absent."""
+        final = self.version_dir(checksum)
+        if final.is_dir():
+            return final
+        building = self._versions / f".{checksum}.{os.getpid()}"
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(mode=0o750)
+        for file in manifest.files:
+            if file.role == "weights":
+                continue
+            assert path_fault(file.name) is None, file.name
+            target = building / file.name
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            os.link(self.path(file.sha256), target)
+        _sync_directory(building)
+        with suppress(FileExistsError):
+            building.rename(final)
+        _sync_directory(self._versions)
+        return final
+
+    def collect(self, keep: Iterable[str]) -> int:
+        """Remove every version whose checksum is not kept and each blob that no kept one names. Gives the bytes freed.
+
+        A kept checksum without a manifest stops the collection: what it needs cannot be known.
+        """
+        kept: set[str] = set()
+        named: set[str] = set()
+        for checksum in keep:
+            kept.add(checksum)
+            manifest = self.manifest(checksum)
+            if manifest is None:
+                return 0
+            named.update(sha256 for sha256, _ in blobs_of(manifest))
+        for path in self._versions.iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path)
+        for path in self._manifests.iterdir():
+            if path.name not in kept:
+                path.unlink()
+        freed = 0
+        for path in (*self._all_blobs(), *self._partial.iterdir()):
+            sha256 = path.name if path.parent == self._partial else path.parent.name + path.name
+            if sha256 not in named:
+                freed += path.stat().st_size
+                path.unlink()
+        return freed
+
+    def versions(self) -> frozenset[str]:
+        """Checksums of all versions that have a manifest here."""
+        return frozenset(path.name for path in self._manifests.iterdir() if SHA256.match(path.name))
+
+    def _all_blobs(self) -> Iterator[Path]:
+        for shard in self._blobs.iterdir():
+            yield from shard.iterdir()
+
+
+class BlobMismatch(RaftmetaError):
+    """The bytes that arrived are not the blob's; nothing of them is kept."""
+
+
+class BlobWriter:
+    """One blob on its way in. `offset` is where the source should go on; `resumed` says that an earlier writer's bytes count."""
+
+    def __init__(self, partial: Path, final: Path, sha256: str, size_bytes: int) -> None:
+        self._partial = partial
+        self._final = final
+        self._sha256 = sha256
+        self._size = size_bytes
+        self._hash = hashlib.sha256()
+        self.offset = 0
+        with _disk_errors(partial):
+            self._fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+            if os.fstat(self._fd).st_size > size_bytes:
+                os.ftruncate(self._fd, 0)
+            while chunk := os.pread(self._fd, CHUNK, self.offset):
+                self._hash.update(chunk)
+                self.offset += len(chunk)
+        self.resumed = self.offset > 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        if self.offset + len(data) > self._size:
+            self.abandon()
+            raise BlobMismatch("integrity", f"blob {self._sha256}: more than its {self._size} bytes arrived")
+        self._hash.update(data)
+        view = memoryview(data)
+        with _disk_errors(self._partial):
+            while view:
+                written = os.pwrite(self._fd, view, self.offset)
+                self.offset += written
+                view = view[written:]
+
+    def commit(self) -> None:
+        """The blob is in the store; or BlobMismatch, and nothing is."""
+        found = self._hash.hexdigest()
+        if self.offset != self._size or found != self._sha256:
+            self.abandon()
+            raise BlobMismatch("integrity", f"blob {self._sha256} of {self._size} bytes: found {found} after {self.offset} bytes")
+        with _disk_errors(self._partial):
+            os.fsync(self._fd)
+            again = _read_back(self._fd)
+            if again != self._sha256:
+                self.abandon()
+                raise BlobMismatch("integrity", f"blob {self._sha256}: the disk gave back {again}")
+            os.fchmod(self._fd, 0o440)
+            self.pause()
+            self._final.parent.mkdir(exist_ok=True, mode=0o750)
+            self._partial.rename(self._final)
+
+    def pause(self) -> None:
+        """Keep what arrived for a later writer. Does nothing the second time."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def abandon(self) -> None:
+        """Throw away what arrived."""
+        self.pause()
+        self._partial.unlink(missing_ok=True)
+
+
+def blobs_of(manifest: Manifest) -> Iterator[tuple[str, int]]:
+    """(sha256, size) of everything a version needs: its tensors, and its files that hold no weights."""
+    for file in manifest.files:
+        if file.role != "weights":
+            yield file.sha256, file.size_bytes
+    for tensor in manifest.tensors:
+        yield tensor.sha256, tensor.size_bytes
+
+
+def check_blob(path: Path, sha256: str) -> bool:
+    """The file holds these bytes now."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return _read_back(file.fileno()) == sha256
+    except FileNotFoundError:
+        return False
+
+
+def _read_back(fd: int) -> str:
+    """Digest of the file, from the disk rather than the page cache where the kernel allows."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    sha = hashlib.sha256()
+    offset = 0
+    while chunk := os.pread(fd, CHUNK, offset):
+        sha.update(chunk)
+        offset += len(chunk)
+    return sha.hexdigest()
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as cause:
+        code = "disk_full" if cause.errno in (errno.ENOSPC, errno.EDQUOT) else "internal"
+        raise RaftmetaError(code, f"{path}: {cause}") from cause
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
