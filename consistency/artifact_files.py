@@ -39,10 +39,11 @@ class Stamp:
     inode: int
     size_bytes: int
     mtime_ns: int
+    ctime_ns: int  # also moves when a copier writes in place and sets mtime back
 
     @classmethod
     def of(cls, status: os.stat_result) -> Stamp:
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Listing:
         return sum(file.stamp.size_bytes for file in self.files)
 
 
-def list_files(root: Path) -> Listing:
+def list_files(root: Path, max_files: int = MAX_FILES) -> Listing:
     """Raises RaftmetaError bad_field when the root is no directory, bad_manifest for what may not be published."""
     if not root.is_dir():
         raise RaftmetaError("bad_field", f"{root} is no directory; expected one that holds *{WEIGHTS_SUFFIX}")
@@ -81,8 +82,8 @@ def list_files(root: Path) -> Listing:
             skipped.append(found)
         else:
             files.append(found)
-        if len(files) + len(skipped) > MAX_FILES:
-            refuse(str(root), f"holds more than {MAX_FILES} files")
+        if len(files) + len(skipped) > max_files:
+            refuse(str(root), f"holds more than {max_files} files")
     files.sort(key=lambda file: file.name)
     if not any(file.name.endswith(WEIGHTS_SUFFIX) for file in files):
         pickles = [item.name for item in skipped if item.name.endswith(_PICKLES)]
@@ -194,4 +195,4 @@ def _printable(name: str) -> str:
 
 
 def _show(stamp: Stamp) -> str:
-    return f"inode {stamp.inode}, {stamp.size_bytes} bytes, mtime {stamp.mtime_ns} ns"
+    return f"inode {stamp.inode}, {stamp.size_bytes} bytes, mtime {stamp.mtime_ns} ns, ctime {stamp.ctime_ns} ns"
