@@ -78,7 +78,7 @@ class Arena:
     @classmethod
     def open(cls, path: Path, readonly: bool = True) -> Arena:
         """Raises Refusal foreign_arena, or arena_in_use when a writer is wanted and another one lives."""
-        fd = os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             header = _checked_header(path, fd)
             if not readonly:
@@ -195,7 +195,7 @@ def _allocate(path: Path, header: ArenaHeader, mode: int) -> int:
 def _lock_older(path: Path) -> int | None:
     """Descriptor of the arena that is about to be replaced, locked; None when there is no file."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:

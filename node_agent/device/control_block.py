@@ -85,9 +85,11 @@ class ControlBlock:
 
     @classmethod
     def create(cls, path: Path, mode: int = 0o660) -> ControlBlock:
-        """A fresh block without active slot in place of any older one, unless a worker of that one still runs."""
-        if path.exists():
-            _refuse_running_workers(path)
+        """A fresh block without active slot in place of any older one, unless a worker of that one still runs.
+
+        Raises Refusal worker_alive, foreign_control_block when the path holds something else, or barrier_unavailable.
+        """
+        _refuse_older_in_use(path)
         barrier = Membarrier()
         header = _Header(FORMAT, secrets.token_hex(8), boot_id(), barrier.kind)
         fresh = path.with_name(f".{path.name}.{header.block_id}")
@@ -107,9 +109,11 @@ class ControlBlock:
     @classmethod
     def open(cls, path: Path) -> ControlBlock:
         """Raises Refusal foreign_control_block, or barrier_unavailable when this process cannot take part in the block's barrier."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             header = _checked_header(path, fd)
+            if header.boot_id != boot_id():
+                raise Refusal("foreign_control_block", f"control block {path}", f"boot {boot_id()}", f"boot {header.boot_id}")
             return cls(path, fd, header, Membarrier(Kind(header.barrier)))
         except BaseException:
             os.close(fd)
@@ -196,20 +200,24 @@ def _checked_header(path: Path, fd: int) -> _Header:
     size = os.fstat(fd).st_size
     header = checked.read(os.pread(fd, _PAGE, 0), _Header) if size == _SIZE else None
     if header is None or header.format != FORMAT:
-        found = f"{size} bytes of something else" if header is None else header.format
-        raise Refusal("foreign_control_block", f"control block {path}", FORMAT, found)
-    if header.boot_id != boot_id():
-        raise Refusal("foreign_control_block", f"control block {path}", f"boot {boot_id()}", f"boot {header.boot_id}")
+        found = f"{size} bytes of something else, which is left alone" if header is None else header.format
+        raise Refusal("foreign_control_block", f"control block {path}", f"{FORMAT}, or no file", found)
     return header
 
 
-def _refuse_running_workers(path: Path) -> None:
+def _refuse_older_in_use(path: Path) -> None:
+    """Workers of an older block may still read the slots: they must have ended before a new block forgets them."""
     try:
-        old = ControlBlock.open(path)
-    except Refusal as refusal:
-        if refusal.kind == "foreign_control_block":
-            return  # another boot's or no block at all: nobody can be inside
-        raise
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    try:
+        header = _checked_header(path, fd)
+    finally:
+        os.close(fd)
+    if header.boot_id != boot_id():
+        return  # nothing of that boot runs
+    old = ControlBlock.open(path)
     try:
         for row in old.attached():
             if is_running(row.process):

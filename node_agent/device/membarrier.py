@@ -18,7 +18,7 @@ from typing import Final
 
 from node_agent.refusal import Refusal
 
-_NUMBERS: Final = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
+NUMBERS: Final = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
 _QUERY: Final = 0
 _REGISTER_GLOBAL_EXPEDITED: Final = 1 << 2
 
@@ -34,9 +34,9 @@ class Kind(IntEnum):
 
 def system_call() -> Syscall:
     """membarrier of this kernel. The expedited command keeps the interpreter lock: getting it back could take 5 ms, the call takes µs."""
-    number = _NUMBERS.get(platform.machine())
+    number = NUMBERS.get(platform.machine())
     if number is None:
-        raise Refusal("barrier_unavailable", "membarrier", f"one of {', '.join(_NUMBERS)}", f"machine {platform.machine()!r}")
+        raise Refusal("barrier_unavailable", "membarrier", f"one of {', '.join(NUMBERS)}", f"machine {platform.machine()!r}")
     keeping_lock = ctypes.PyDLL(None, use_errno=True).syscall
     releasing_lock = ctypes.CDLL(None, use_errno=True).syscall
     for call in (keeping_lock, releasing_lock):
