@@ -1,0 +1,17 @@
+"""The table of operations: what the API can do, one row each."""
+
+from __future__ import annotations
+
+from api.operation import Operation
+from api.routes import cluster, deployments, models, nodes, process, rollouts, versions, watch
+
+OPERATIONS: tuple[Operation, ...] = (
+    *models.OPERATIONS,
+    *versions.OPERATIONS,
+    *deployments.OPERATIONS,
+    *rollouts.OPERATIONS,
+    *nodes.OPERATIONS,
+    *cluster.OPERATIONS,
+    *watch.OPERATIONS,
+    *process.OPERATIONS,
+)

@@ -1,0 +1,71 @@
+"""Who calls: the bearer token of a request, handed to the one authorizer.
+
+A member without principals answers callers without a token as `anonymous`; that is for one's own machine. So such a caller must come from
+loopback, by a loopback name (a page of another site can point its name here), and not from a page of another origin.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from api.deps import Authorizer, Caller
+from api.operation import Scope
+from raftmeta.core.errors import RaftmetaError
+
+MAX_TOKEN_BYTES = 4_096
+
+
+def identify(authorizer: Authorizer, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
+    """Raises RaftmetaError unauthenticated or forbidden."""
+    given = headers.get(b"authorization")
+    if given is not None:
+        return authorizer.authenticate(_token(given))
+    caller = authorizer.authenticate("")
+    _refuse_strangers(scope.get("client"), headers)
+    return caller
+
+
+def reidentify(authorizer: Authorizer, headers: Mapping[bytes, bytes]) -> Caller:
+    """Whether a caller who was let in would be let in now, for what lasts long. Raises RaftmetaError unauthenticated."""
+    given = headers.get(b"authorization")
+    return authorizer.authenticate("" if given is None else _token(given))
+
+
+def _token(given: bytes) -> str:
+    scheme, _, token = given.partition(b" ")
+    if scheme.lower() != b"bearer" or not token.strip() or len(token) > MAX_TOKEN_BYTES or not token.isascii():
+        raise RaftmetaError("unauthenticated", "the authorization header is no `Bearer TOKEN`")
+    return token.strip().decode("ascii")
+
+
+def _refuse_strangers(client: Any, headers: Mapping[bytes, bytes]) -> None:
+    if not client or not _is_loopback(client[0]):
+        raise RaftmetaError("unauthenticated", "a call without a token is taken from loopback only")
+    host = headers.get(b"host", b"")
+    if not _names_loopback(b"//" + host):
+        raise RaftmetaError("forbidden", f"a call without a token must name a loopback host, found {host[:80]!r}")
+    origin = headers.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2] != host:
+        raise RaftmetaError("forbidden", "a call without a token may not come from a page of another origin")
+
+
+@lru_cache(maxsize=1_024)
+def _names_loopback(url: bytes) -> bool:
+    try:
+        return _is_loopback(urlsplit(url.decode("latin-1")).hostname or "")
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=1_024)
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,54 @@
+"""From the futures of the log's thread to the event loop, many completions per wake-up.
+
+A thread that completes a future may not touch the loop except by `call_soon_threadsafe`, which writes to a socket each time. Here the
+first completion asks for one wake-up and the others of the same moment join it. The order "append, then look at the flag" on one side
+and "lower the flag, then empty the queue" on the other is what loses no completion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Bridge:
+    """Belongs to one event loop; only `_completed` runs on other threads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._done: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()  # bounded by the requests in flight
+        self._woken = False
+
+    async def result(self, source: Future[T]) -> T:
+        """The result of `source`, or its exception. Giving up the wait does not cancel the work."""
+        if source.done():
+            return source.result()
+        target: asyncio.Future[T] = self._loop.create_future()
+        source.add_done_callback(lambda done: self._completed(target, done))
+        return await target
+
+    def _completed(self, target: asyncio.Future[Any], source: Future[Any]) -> None:
+        self._done.append((target, source))
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                self._done.clear()
+
+    def _deliver(self) -> None:
+        self._woken = False
+        done = self._done
+        while done:
+            target, source = done.popleft()
+            if target.done():  # the waiter gave up
+                continue
+            fault = source.exception()
+            if fault is not None:
+                target.set_exception(fault)
+            else:
+                target.set_result(source.result())

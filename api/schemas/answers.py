@@ -1,0 +1,85 @@
+"""What the API answers beside records: pages, acknowledgements, the cluster and the fleet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from api.schemas import records
+from raftmeta.log.port import LogStatus
+from raftmeta.nodes import ServingStatus, SlotStatus
+
+
+def page_of(item: Any, name: str) -> type[msgspec.Struct]:
+    """The type of one page of a list."""
+    return msgspec.defstruct(name, [("items", tuple[item, ...]), ("next", str | None)], frozen=True, module=__name__)
+
+
+ModelPage = page_of(records.Model, "ModelPage")
+VersionPage = page_of(records.Version, "VersionPage")
+DeploymentPage = page_of(records.Deployment, "DeploymentPage")
+VerdictPage = page_of(records.Verdict, "VerdictPage")
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """A change that has no resource of its own to show."""
+
+    revision: int
+
+
+class RolloutStarted(msgspec.Struct, frozen=True):
+    rollout_id: str
+    revision: int
+
+
+class Versions(msgspec.Struct, frozen=True):
+    versions: tuple[records.Version, ...]
+
+
+class HeartbeatReply(msgspec.Struct, frozen=True):
+    generation: int
+    revision: int
+    interval_ms: int  # until the next one
+
+
+class Node(msgspec.Struct, frozen=True):
+    node: str
+    zone: str
+    boot_id: str
+    url: str
+    slots: tuple[SlotStatus, ...]
+    deployments: dict[str, ServingStatus]
+    age_ms: int  # since this member heard of it
+    missing: bool
+
+
+NodePage = page_of(Node, "NodePage")
+
+Cluster = msgspec.defstruct(
+    "Cluster",
+    [
+        *((field.encode_name, field.type) for field in msgspec.structs.fields(LogStatus)),
+        ("generation", int),
+        ("feature_level", int),
+        ("state_hash", str),
+        ("revision", int),
+    ],
+    frozen=True,
+    module=__name__,
+)
+
+
+class ReadyCheck(msgspec.Struct, frozen=True):
+    name: str
+    ok: bool
+    reason: str
+
+
+class Ready(msgspec.Struct, frozen=True):
+    ready: bool
+    checks: tuple[ReadyCheck, ...]
+
+
+class Live(msgspec.Struct, frozen=True):
+    alive: bool

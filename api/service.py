@@ -1,0 +1,135 @@
+"""One member as handlers see it: a state to read from, a way to propose, bounds, and counters.
+
+Reads and writes take their meaning here: how fresh a state must be, how long to wait, and that a write is answered only after this member
+itself has applied it, so that whoever wrote can read it back from the same member at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from api.bridge import Bridge
+from api.deps import Member
+from api.metrics import RequestStats
+from api.operation import Call
+from raftmeta.core.commands import Body
+from raftmeta.core.errors import OK, RaftmetaError
+from raftmeta.core.state import State
+from raftmeta.core.types import Outcome
+
+T = TypeVar("T")
+
+
+class ApiLimits(msgspec.Struct, frozen=True):
+    """Bounds of the API. A client's attempt ends after 10 s, so a member answers before."""
+
+    max_body_bytes: int = 4 << 20
+    max_batch_bytes: int = 8 << 20
+    max_in_flight: int = 2_048  # requests, watches not counted
+    max_large_bytes: int = 256 << 20  # bodies above `large_bytes`, all together
+    large_bytes: int = 64 << 10  # a body above this is worked on outside the event loop
+    max_large_queue: int = 32  # such bodies waiting for the one thread that does it
+    write_timeout_s: float = 8.0
+    read_timeout_s: float = 5.0
+    revision_wait_s: float = 2.0  # for min_revision, and for the own write to arrive here
+    bookmark_s: float = 5.0
+    comment_s: float = 2.0  # a sign of life on an idle watch, so that a dead client is noticed
+
+
+class Rejected(RaftmetaError):
+    """A command that was judged and refused; it has a revision."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        params = result_of(outcome)
+        super().__init__(outcome.code, outcome.detail, **{k: v for k, v in params.items() if k not in ("code", "detail", "self")})
+        self.revision = outcome.revision
+        self.repeated = outcome.repeated
+
+
+class Service:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        member: Member,
+        loop: asyncio.AbstractEventLoop,
+        limits: ApiLimits | None = None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.member = member
+        self._now_ms = now_ms
+        self.limits = limits or ApiLimits()
+        self.stats = RequestStats()
+        self.draining = False  # set when the process was asked to end
+        self.in_flight = 0
+        self.large_bytes = 0  # of bodies above limits.large_bytes that are being read or worked on
+        self._large_queue = 0
+        self._bridge = Bridge(loop)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="raftmeta-bodies")
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def make_key(self) -> str:
+        """An idempotency key for a caller without one. Its time is never behind the cluster's, which would make it an expired one."""
+        return f"{max(self._now_ms(), self.member.state.cluster_ms):013d}-{secrets.token_hex(8)}"
+
+    async def view(self, call: Call) -> State:
+        """The state to answer a read from. Raises RaftmetaError stale, revision_not_reached, no_leader or no_quorum."""
+        member, query = self.member, call.query
+        if query.stale:
+            call.staleness_ms = member.log.staleness_ms()
+            if query.max_stale_ms is not None and call.staleness_ms > query.max_stale_ms:
+                raise RaftmetaError("stale", f"staler by {call.staleness_ms:.0f} ms, max_stale_ms is {query.max_stale_ms}")
+        else:
+            await self._bridge.result(member.log.read_barrier(self.limits.read_timeout_s))
+        if member.state.revision < query.min_revision:
+            await self.reach(query.min_revision)
+        return member.state
+
+    async def propose(self, call: Call, body: Body) -> Outcome:
+        """The outcome of a command that was applied, seen by this member. Raises Rejected or what the log raises."""
+        future = self.member.log.propose(body, call.key, call.caller.name, self.limits.write_timeout_s)
+        outcome = await self._bridge.result(future)
+        if outcome.code != OK:
+            raise Rejected(outcome)
+        if self.member.state.revision < outcome.revision:
+            await self.reach(outcome.revision)
+        return outcome
+
+    async def reach(self, revision: int) -> None:
+        """Waits a bounded time until this member has applied the revision. Raises RaftmetaError revision_not_reached."""
+        member, wait_s = self.member, self.limits.revision_wait_s
+        if not await member.watch.reached(revision, wait_s) and member.state.revision < revision:
+            raise RaftmetaError(
+                "revision_not_reached",
+                f"revision {revision} is expected, this member is at {member.state.revision} after {wait_s:g} s",
+                revision=member.state.revision,
+            )
+
+    async def compute(self, size_bytes: int, work: Callable[..., T], *values: Any) -> T:
+        """Runs pure work: at once when it is small, else beside the event loop. Raises RaftmetaError overloaded."""
+        if size_bytes <= self.limits.large_bytes:
+            return work(*values)
+        if self._large_queue >= self.limits.max_large_queue:
+            raise RaftmetaError("overloaded", f"{self._large_queue} large bodies are waiting, the limit is {self.limits.max_large_queue}")
+        self._large_queue += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, work, *values)
+        finally:
+            self._large_queue -= 1
+
+
+def result_of(outcome: Outcome) -> dict[str, Any]:
+    """The result map of an outcome, {} when it has none."""
+    return _decode(outcome.result) if outcome.result else {}
+
+
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
