@@ -1,0 +1,132 @@
+"""What a data directory holds, checked record by record, before anything is changed in it.
+
+`inspect` only reads: a member that refuses to start has touched no file. It stops at the first damage and keeps what precedes it, which is
+what `accept_loss` cuts to. `clean_up` then removes what an interrupted change left behind: files that the list of segments does not name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from raftmeta.durable import Disk, DiskFailed
+from raftmeta.log.faults import Damage, HardStateCorrupt
+from raftmeta.log.hard_state import NAME, HardStateFile
+from raftmeta.log.segment import Segment
+from raftmeta.log.spares import segment_path
+
+_SEGMENT, _SPARE = "segment-", "spare-"
+
+
+class Findings(msgspec.Struct):
+    """`segments` are checked in full, but for the last when there is damage: that one is whole up to its `end`."""
+
+    hard: HardStateFile | None  # None in a directory that never held a journal
+    segments: list[Segment]
+    damage: Damage | None
+    spares: list[int]  # serials
+    leftovers: list[str]  # names of files that nothing refers to
+    next_serial: int
+
+
+def inspect(disk: Disk, directory: Path, cluster: bytes, spare_bytes: int) -> Findings:
+    """Raises HardStateCorrupt or WrongCluster; damage of records is returned."""
+    names = disk.listdir(directory)
+    serials = {name: _serial(name) for name in names}
+    spares = [
+        serial for name, serial in serials.items() if serial and name.startswith(_SPARE) and _fits(disk, directory / name, spare_bytes)
+    ]
+    next_serial = max((serial for serial in serials.values() if serial), default=0) + 1
+    segment_names = {name for name, serial in serials.items() if serial and name.startswith(_SEGMENT)}
+    if NAME not in names:
+        if segment_names:
+            raise HardStateCorrupt(directory / NAME, f"a file beside {len(segment_names)} segments", "none")
+        return Findings(None, [], None, sorted(spares), _leftovers(names, set(), spares), next_serial)
+    hard = HardStateFile.load(disk, directory)
+    rows = hard.state.segments
+    known = {segment_path(directory, row.serial).name for row in rows}
+    findings = Findings(
+        hard, [], None, sorted(spares), _leftovers(names, known, spares), max([next_serial, *(row.serial + 1 for row in rows)])
+    )
+    try:
+        _check_segments(disk, directory, cluster, findings)
+    except BaseException:
+        close(findings)
+        raise
+    return findings
+
+
+def close(findings: Findings) -> None:
+    for segment in findings.segments:
+        segment.close()
+    if findings.hard is not None:
+        findings.hard.close()
+
+
+def clean_up(disk: Disk, directory: Path, leftovers: list[str]) -> None:
+    for name in leftovers:
+        disk.unlink(directory / name)
+
+
+def _check_segments(disk: Disk, directory: Path, cluster: bytes, findings: Findings) -> None:
+    assert findings.hard is not None
+    state = findings.hard.state
+    for number, row in enumerate(state.segments):
+        segment = Segment(disk, directory, row, 0)
+        findings.segments.append(segment)
+        if not disk.exists(segment.path):
+            wrong = "no such file"
+        else:
+            wrong = segment.check_header(cluster)
+        promised = row.last_index if row.sealed else row.first_index - 1
+        findings.damage = segment.damage(segment.end, wrong, promised) if wrong else segment.check(promised)
+        if findings.damage is not None:
+            through = max(findings.damage.through, _promised(disk, directory, findings.hard, number))
+            findings.damage = msgspec.structs.replace(findings.damage, through=through)
+            return
+        if row.sealed:
+            segment.close()
+    if findings.segments and findings.segments[-1].end.term > state.term:
+        path = directory / NAME
+        raise HardStateCorrupt(path, f"a term of at least {findings.segments[-1].end.term}, that of the last record", f"term {state.term}")
+
+
+def _promised(disk: Disk, directory: Path, hard: HardStateFile, damaged: int) -> int:
+    """The last record that anything behind the damaged segment speaks of."""
+    rows = hard.state.segments
+    if damaged == len(rows) - 1:
+        return 0
+    last = Segment(disk, directory, rows[-1], 0)
+    if not disk.exists(last.path):
+        return last.first_index - 1
+    try:
+        return last.promised()
+    finally:
+        last.close()
+
+
+def _serial(name: str) -> int:
+    """The serial in the name of a segment or spare, 0 for any other file."""
+    for prefix in (_SEGMENT, _SPARE):
+        digits = name.removeprefix(prefix)
+        if digits != name and digits.isdigit():
+            return int(digits)
+    return 0
+
+
+def _fits(disk: Disk, path: Path, spare_bytes: int) -> bool:
+    try:
+        file = disk.open(path)
+    except DiskFailed:
+        return False
+    try:
+        return disk.size(file) == spare_bytes
+    finally:
+        disk.close(file)
+
+
+def _leftovers(names: list[str], known: set[str], spares: list[int]) -> list[str]:
+    kept = known | {f"{_SPARE}{serial:012d}" for serial in spares}
+    ours = [name for name in names if _serial(name) or (name.startswith((_SPARE, NAME)) and name.endswith(".tmp"))]
+    return [name for name in ours if name not in kept]

@@ -1,0 +1,60 @@
+"""Where pending records will stand, so that a full disk is known before anything is written.
+
+The plan is arithmetic over the active segment and the ready spares: a record that does not fit begins the next spare. `claim` makes sure
+of spares or raises DiskFull; nothing here writes. The reserve is never promised by `has_room`: it is for what a member must write anyhow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from raftmeta.durable import DiskFull
+from raftmeta.log.records import DATA_START, MAX_RECORD_BYTES, RECORD_HEAD_BYTES, Record
+from raftmeta.log.spares import SparePool
+
+
+@dataclass(slots=True)
+class Room:
+    pool: SparePool
+    reserve: int  # spares held back from `has_room`
+    capacity: int = 0  # of the segment that the next record goes to
+    place: int = 0  # offset at which it will stand
+    rolls: int = 0  # segments that the pending records will begin
+
+    def plan(self, end: int, capacity: int, begins_segment: bool, pending: Iterable[Record]) -> None:
+        """Start over: the active segment ends at `end`, or a new one comes first, and these records wait."""
+        self.place, self.capacity, self.rolls = end, capacity, 0
+        if begins_segment:
+            self._roll()
+        for _, _, payload in pending:
+            self.add(len(payload))
+
+    def has_room(self, n_bytes: int) -> bool:
+        if self._fits(n_bytes):
+            return True
+        return len(self.pool.ready) - self.rolls - self.reserve > 0 and self.fits_a_segment(n_bytes)
+
+    def fits_a_segment(self, n_bytes: int) -> bool:
+        return DATA_START + RECORD_HEAD_BYTES + n_bytes <= self.pool.size and n_bytes <= MAX_RECORD_BYTES
+
+    def needs_segment(self, n_bytes: int) -> bool:
+        return not self._fits(n_bytes)
+
+    def claim(self, count: int) -> None:
+        """See that `count` spares are ready, waiting for the worker where needed, or raise DiskFull."""
+        if not self.pool.wait(count):
+            why = self.pool.full.detail if self.pool.full else "none is ready"
+            raise DiskFull(f"{self.pool.directory} has no room for another segment of {self.pool.size} bytes: {why}")
+
+    def add(self, n_bytes: int) -> None:
+        if not self._fits(n_bytes):
+            self._roll()
+        self.place += RECORD_HEAD_BYTES + n_bytes
+
+    def _fits(self, n_bytes: int) -> bool:
+        return self.place + RECORD_HEAD_BYTES + n_bytes <= self.capacity
+
+    def _roll(self) -> None:
+        self.rolls += 1
+        self.place, self.capacity = DATA_START, self.pool.size

@@ -1,0 +1,243 @@
+"""One segment of the journal in use: writing, marking, sealing, checking, reading back.
+
+The layout stands in `records`. What must stay true: a mark speaks only of records synced before it was written; nothing behind the end of
+the active segment can ever chain to it; every read checks the chain again from a checkpoint, and damage raises JournalCorrupt. A segment
+knows its own offsets and terms and nothing of its neighbours.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from pathlib import Path
+
+from raftmeta.durable import Disk, File
+from raftmeta.log.faults import Damage, JournalCorrupt, WrongCluster
+from raftmeta.log.hard_state import SegmentRow
+from raftmeta.log.records import (
+    BLOCK_BYTES,
+    DATA_START,
+    MARK_BYTES,
+    Cursor,
+    Header,
+    Mark,
+    Record,
+    Scanner,
+    decode_header,
+    decode_mark,
+    encode_header,
+    encode_mark,
+    encode_records,
+)
+from raftmeta.log.spares import segment_path
+
+CHECKPOINT_BYTES = 64 << 10  # a read begins at most this far, and one record, before its first
+_COPY_BYTES = 1 << 20
+_ZEROS = bytes(_COPY_BYTES)
+
+
+class Segment:
+    """One segment in use. The last of a journal is active; all others are sealed and only read."""
+
+    def __init__(self, disk: Disk, directory: Path, row: SegmentRow, capacity: int) -> None:
+        self.disk = disk
+        self.path = segment_path(directory, row.serial)
+        self.row = row
+        self.capacity = capacity
+        start = Cursor(DATA_START, row.first_index - 1, row.previous_term, row.previous_crc)
+        self.end = start  # behind the last record written
+        self.marked = start  # what the newest mark says
+        self.mark_sequence = 1
+        self._synced = start
+        self._file: File | None = None
+        self._checkpoints = [start]  # at most CHECKPOINT_BYTES plus one record apart
+        self._runs: list[tuple[int, int]] = []  # (first index, term) of each run of equal terms
+
+    @property
+    def first_index(self) -> int:
+        return self.row.first_index
+
+    @property
+    def last_index(self) -> int:
+        return self.end.index
+
+    @property
+    def mark_due(self) -> bool:
+        """Whether records are synced that no mark speaks of."""
+        return self.marked.offset != self._synced.offset
+
+    @staticmethod
+    def create(disk: Disk, directory: Path, spare: Path, header: Header) -> Segment:
+        """Turn a spare into a segment that is durable under its name but in no list yet."""
+        row = SegmentRow(header.serial, header.first_index, header.previous_term, header.previous_crc)
+        segment = Segment(disk, directory, row, header.capacity)
+        file = disk.open(spare)
+        image = encode_header(header)
+        for sequence in (0, 1):
+            image += encode_mark(Mark(sequence, segment.end)).ljust(BLOCK_BYTES, b"\0")
+        disk.pwrite(file, image, 0)
+        disk.fsync(file)
+        disk.close(file)
+        disk.rename(spare, segment.path)
+        disk.sync_directory(directory)
+        return segment
+
+    def add(self, records: Sequence[Record], start: int) -> int:
+        """Write records from number `start` on as far as they fit, in one write, and return the number of the first that did not."""
+        data, cursors = encode_records(records, start, self.end, self.capacity)
+        if not cursors:
+            return start
+        self.disk.pwrite(self.file(), data, self.end.offset)
+        for cursor in cursors:
+            self._learn(cursor)
+        return start + len(cursors)
+
+    def write_mark(self) -> None:
+        """Write the mark of what the last sync covered. It becomes durable with the next sync."""
+        self.mark_sequence += 1
+        offset = BLOCK_BYTES * (1 + self.mark_sequence % 2)
+        self.disk.pwrite(self.file(), encode_mark(Mark(self.mark_sequence, self._synced)), offset)
+        self.marked = self._synced
+
+    def sync(self) -> None:
+        self.disk.fdatasync(self.file())
+        self._synced = self.end
+
+    def seal(self, end: Cursor) -> None:
+        """Let the segment end at `end`: what lies behind no longer counts. Durable once the list of segments says so."""
+        row = self.row
+        self.row = SegmentRow(
+            row.serial, row.first_index, row.previous_term, row.previous_crc, True, end.offset, end.index, end.term, end.crc
+        )
+        self.end = self.marked = self._synced = end
+        self._checkpoints = [cursor for cursor in self._checkpoints if cursor.index <= end.index]
+        self._runs = [run for run in self._runs if run[0] <= end.index]
+        self.close()
+
+    def term_at(self, index: int) -> int:
+        """Term of a record of this segment, or of the one before its first."""
+        at = bisect.bisect_right(self._runs, index, key=lambda run: run[0]) - 1
+        return self._runs[at][1] if at >= 0 else self.row.previous_term
+
+    def read(self, first: int, stop: int, max_bytes: int) -> list[Record]:
+        """Records first <= index < stop of this segment, at least one, then no more than `max_bytes` of payload."""
+        found: list[Record] = []
+        try:
+            scanner = Scanner(self.disk, self.file(), self._checkpoint(first - 1), self.end.offset)
+            for record in scanner:
+                if record[0] < first:
+                    continue
+                max_bytes -= len(record[2])
+                if found and max_bytes < 0:
+                    return found
+                found.append(record)
+                if record[0] == stop - 1:
+                    return found
+        finally:
+            self._leave()
+        raise JournalCorrupt(self.damage(scanner.cursor, scanner.broken, stop - 1))
+
+    def locate(self, index: int) -> Cursor:
+        """The place behind record `index` of this segment, or before its first."""
+        try:
+            scanner = Scanner(self.disk, self.file(), self._checkpoint(index), self.end.offset)
+            records = iter(scanner)
+            while scanner.cursor.index < index and next(records, None):
+                pass
+        finally:
+            self._leave()
+        if scanner.cursor.index != index:
+            raise JournalCorrupt(self.damage(scanner.cursor, scanner.broken, index))
+        return scanner.cursor
+
+    def check(self, promised: int) -> Damage | None:
+        """Read everything once. Sets the end, the marks and what reading needs; returns the first damage at or below the promised end."""
+        capacity = self.disk.size(self.file())
+        scanner = Scanner(self.disk, self.file(), self.end, self.row.end if self.row.sealed else capacity)
+        marks = [mark for mark in map(self._read_mark, (0, 1)) if mark]
+        newest = max(marks, key=lambda mark: mark.sequence, default=Mark(0, self.end))
+        passed = newest.cursor == self.end
+        for _ in scanner:
+            self._learn(scanner.cursor)
+            passed = passed or scanner.cursor == newest.cursor
+        self.capacity = capacity
+        if self.row.sealed:
+            row = self.row
+            whole = Cursor(row.end, row.last_index, row.last_term, row.last_crc)
+            return None if self.end == whole else self.damage(self.end, scanner.broken or "another record", row.last_index)
+        if not marks:
+            return self.damage(self.end, "two damaged marks", promised)
+        self.mark_sequence, self.marked = newest
+        self._synced = self.marked
+        return None if passed else self.damage(self.end, scanner.broken or "no record that ends at the mark", newest.cursor.index)
+
+    def check_header(self, cluster: bytes) -> str:
+        """What is wrong with the header, "" when it is the one that the list of segments names."""
+        header = decode_header(self.disk.pread(self.file(), BLOCK_BYTES, 0))
+        if isinstance(header, str):
+            return f"a header with {header}"
+        if header.cluster != cluster:
+            raise WrongCluster(self.path, cluster.hex(), header.cluster.hex())
+        row = self.row
+        if header[1:5] != (row.serial, row.first_index, row.previous_term, row.previous_crc):
+            return f"the header of segment {header.serial} from record {header.first_index}"
+        return ""
+
+    def promised(self) -> int:
+        """The last record that a mark speaks of, or the one before the first."""
+        return max((mark.cursor.index for mark in map(self._read_mark, (0, 1)) if mark), default=self.first_index - 1)
+
+    def renew(self) -> None:
+        """After a restart: make durable what was read and clear what was not, so that nothing behind the end can ever chain again.
+
+        The records above the mark are written once more, not only synced: after a failed sync the kernel shows them as read although the
+        disk never got them.
+        """
+        file = self.file()
+        for offset in range(self.marked.offset, self.end.offset, _COPY_BYTES):
+            size = min(_COPY_BYTES, self.end.offset - offset)
+            self.disk.pwrite(file, self.disk.pread(file, size, offset), offset)
+        for offset in range(self.end.offset, self.capacity, _COPY_BYTES):
+            data = self.disk.pread(file, min(_COPY_BYTES, self.capacity - offset), offset)
+            if data == _ZEROS[: len(data)]:
+                continue
+            for at in range(0, len(data), BLOCK_BYTES):
+                block = data[at : at + BLOCK_BYTES]
+                if block != _ZEROS[: len(block)]:
+                    self.disk.pwrite(file, _ZEROS[: len(block)], offset + at)
+        self.sync()
+        self.write_mark()
+        self.sync()
+
+    def damage(self, cursor: Cursor, found: str, through: int = 0) -> Damage:
+        index = cursor.index + 1
+        return Damage(self.path, cursor.offset, index, cursor.term, max(index, through), f"record {index}", found)
+
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self.disk.open(self.path)
+        return self._file
+
+    def close(self) -> None:
+        if self._file is not None:
+            self.disk.close(self._file)
+            self._file = None
+
+    def _learn(self, cursor: Cursor) -> None:
+        """Take a record in that stands on the disk now."""
+        if self.end.offset - self._checkpoints[-1].offset >= CHECKPOINT_BYTES:
+            self._checkpoints.append(self.end)
+        if not self._runs or cursor.term != self._runs[-1][1]:
+            self._runs.append((cursor.index, cursor.term))
+        self.end = cursor
+
+    def _checkpoint(self, index: int) -> Cursor:
+        return self._checkpoints[bisect.bisect_right(self._checkpoints, index, key=lambda cursor: cursor.index) - 1]
+
+    def _leave(self) -> None:
+        """Sealed segments are many and read seldom: they hold no file open."""
+        if self.row.sealed:
+            self.close()
+
+    def _read_mark(self, slot: int) -> Mark | None:
+        return decode_mark(self.disk.pread(self.file(), MARK_BYTES, BLOCK_BYTES * (1 + slot)))
