@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from raftmeta.core.types import Policy, Record, Side, SideName, Stage, StageCounters, VersionSummary, Phase
+from raftmeta.core.types import Phase, Policy, Record, Side, SideName, Stage, StageCounters, VersionSummary
 
 SCHEMA = 1  # schema number of the envelopes this build writes
 
@@ -118,6 +118,17 @@ class Command(Record, frozen=True):
     body: Body
 
 
+class Envelope(Record, frozen=True):
+    """A command whose body is still in the bytes of the log."""
+
+    schema: int
+    request_id: str
+    principal: str
+    source: str
+    stamped_ms: int
+    body: msgspec.Raw
+
+
 def encode(command: Command) -> bytes:
     """Canonical bytes of a command; the same value gives the same bytes in every process."""
     return _encoder.encode(command)
@@ -128,5 +139,22 @@ def decode(data: bytes) -> Command:
     return _decoder.decode(data)
 
 
+def open_envelope(data: bytes) -> Envelope:
+    """The envelope alone. Raises as `decode` does; the body may still be no command."""
+    return _envelope_decoder.decode(data)
+
+
+def decode_body(data: bytes | msgspec.Raw) -> Body:
+    """The body of these bytes. Raises as `decode` does."""
+    return _body_decoder.decode(data)
+
+
+def encode_body(body: Body) -> bytes:
+    """Canonical bytes of a body, the same as inside its command."""
+    return _encoder.encode(body)
+
+
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Command)
+_envelope_decoder = msgspec.msgpack.Decoder(Envelope)
+_body_decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(Body)

@@ -11,6 +11,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -87,9 +88,7 @@ def pack(manifest: Manifest) -> bytes:
     """Canonical compressed bytes. Raises RaftmetaError manifest_too_large."""
     packed = zlib.compress(_encoder.encode(manifest), 6)
     if len(packed) > MAX_PACKED_BYTES:
-        raise RaftmetaError(
-            "manifest_too_large", f"the packed manifest has {len(packed)} bytes, the limit is {MAX_PACKED_BYTES}"
-        )
+        raise RaftmetaError("manifest_too_large", f"the packed manifest has {len(packed)} bytes, the limit is {MAX_PACKED_BYTES}")
     return packed
 
 
@@ -201,7 +200,7 @@ def _all_faults(manifest: Manifest) -> Iterator[str]:
 
 
 def _order_faults(what: str, names: tuple[str, ...]) -> Iterator[str]:
-    for before, name in zip(names, names[1:], strict=False):
+    for before, name in pairwise(names):
         if before == name:
             yield f"{what}: {name!r} stands twice"
         elif before > name:
@@ -247,7 +246,7 @@ def _tensor_faults(manifest: Manifest) -> Iterator[str]:
 
 def _overlaps(manifest: Manifest) -> Iterator[str]:
     spans = sorted((tensor.file, tensor.begin, tensor.end, tensor.name) for tensor in manifest.tensors)
-    for (file, _, end, name), (next_file, begin, _, next_name) in zip(spans, spans[1:], strict=False):
+    for (file, _, end, name), (next_file, begin, _, next_name) in pairwise(spans):
         if file == next_file and begin < end:
             yield f"tensors {name!r} and {next_name!r} overlap in {file!r}"
 

@@ -162,6 +162,8 @@ class Rollout(Record, frozen=True):
     phase_revision: int  # revision of the last phase change
     phase_ms: int
     ended_ms: int  # 0 while running
+    switched_revision: int = 0  # revision of the switch order of this rollout, 0 before it
+    switched_ms: int = 0
 
 
 class Verdict(Record, frozen=True):
@@ -194,3 +196,17 @@ class Outcome(Record, frozen=True):
     detail: str = ""
     result: bytes = b""  # canonical msgpack of a small map (str -> str | int | list), b"" when there is none
     repeated: bool = False  # the key was seen before; nothing was applied
+
+
+class Limits(Record, frozen=True):
+    """Bounds of the state. They are part of it: a default may never be changed, a command behind a feature level may."""
+
+    quota_bytes: int = 2 << 30  # keys, records and manifests together; commands that free or move nothing pass it
+    max_models: int = 10_000
+    max_versions_per_model: int = 100_000
+    max_deployments: int = 1_000
+    max_nodes_per_side: int = 1_000
+    max_rollouts_per_deployment: int = 50  # the oldest is dropped
+    max_outcomes: int = 1_000_000  # the oldest is dropped
+    key_age_ms: int = 86_400_000  # a key that carries an older time is refused
+    key_ahead_ms: int = 7_200_000  # and one that lies further ahead; twice the clock jump that members must stand

@@ -1,0 +1,77 @@
+"""What handlers share: the refusal value and the checks of fields.
+
+A check returns a refusal or None, so that a handler reads as a list of preconditions. Details name the thing, what was expected and
+what was found, and are cut so that a stored outcome stays small whatever the command held.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from raftmeta.core.manifest import LABEL, NAME
+from raftmeta.core.state import MAX_INT
+from raftmeta.core.types import VersionSummary
+
+MAX_DETAIL = 1_024  # characters of a text that an agent or operator adds
+SHOWN = 80  # characters of a foreign text inside a detail
+
+_HEX = b"0123456789abcdef"
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+class Refusal(NamedTuple):
+    """Why a command changed nothing. `result` helps the caller go on, e.g. the id of the running rollout."""
+
+    code: str
+    detail: str
+    result: bytes = b""
+
+
+def result(**values: str | int | list[str] | list[int]) -> bytes:
+    """Canonical bytes of an outcome's result."""
+    return _encode(values)
+
+
+def name_fault(what: str, name: str) -> Refusal | None:
+    if NAME.match(name):
+        return None
+    return Refusal("bad_name", f"{what} {name[:SHOWN]!r} is outside [a-z0-9][a-z0-9._-]{{0,127}}")
+
+
+def label_fault(label: str) -> Refusal | None:
+    if LABEL.match(label):
+        return None
+    return Refusal("bad_name", f"label {label[:SHOWN]!r} is outside [A-Za-z0-9][A-Za-z0-9._+-]{{0,127}}")
+
+
+def is_digest(text: str) -> bool:
+    """64 lower-case hex characters."""
+    return len(text) == 64 and not text.encode().translate(None, _HEX)
+
+
+def int_fault(what: str, value: int, low: int = 0, high: int = MAX_INT) -> Refusal | None:
+    if low <= value <= high:
+        return None
+    return Refusal("bad_field", f"{what} is {value}, expected {low}..{high}")
+
+
+def summary_fault(summary: VersionSummary) -> Refusal | None:
+    """Judges the five digests in one go: this runs for every publish."""
+    a, b, c = summary.checksum, summary.config_digest, summary.weights_digest
+    d, e = summary.vector_root, summary.manifest_digest
+    if not (len(a) == len(b) == len(c) == len(d) == len(e) == 64) or f"{a}{b}{c}{d}{e}".encode().translate(None, _HEX):
+        return _digest_fault(summary)
+    size, weights, files, tensors = summary.size_bytes, summary.weights_bytes, summary.file_count, summary.tensor_count
+    if 0 <= size <= MAX_INT and 0 <= weights <= MAX_INT and 0 <= files <= MAX_INT and 0 <= tensors <= MAX_INT:
+        return None
+    return Refusal("bad_field", f"summary: a size or count of {size}, {weights}, {files}, {tensors} is outside 0..{MAX_INT}")
+
+
+def _digest_fault(summary: VersionSummary) -> Refusal:
+    for field in ("checksum", "config_digest", "weights_digest", "vector_root"):
+        value = getattr(summary, field)
+        if not is_digest(value):
+            return Refusal("bad_field", f"summary: {field} {value[:SHOWN]!r} is not 64 lower-case hex characters")
+    return Refusal("bad_field", f"summary: manifest_digest {summary.manifest_digest[:SHOWN]!r} is not 64 lower-case hex characters")

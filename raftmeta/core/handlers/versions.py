@@ -1,0 +1,113 @@
+"""Publishing and deleting versions.
+
+A label holds one set of bytes for ever: the same checksum again is a success that changes nothing, another is refused. Numbers rise
+strictly per model and are not reused, so a model outlives its versions. Publishing never makes a version serve.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from raftmeta.core.commands import DeleteVersion, Publish, PublishBatch
+from raftmeta.core.handlers.checks import Refusal, label_fault, name_fault, result, summary_fault
+from raftmeta.core.manifest import MAX_PACKED_BYTES
+from raftmeta.core.state import encode_record, version_key
+from raftmeta.core.types import ModelRecord, RolloutStatus, VersionRecord
+from raftmeta.core.work import Work
+
+MAX_ITEMS = 1_000  # publications of one batch
+
+
+def publish(work: Work, body: Publish) -> bytes | Refusal:
+    done = _publish(work, body)
+    return done if isinstance(done, Refusal) else result(created=int(done[1]), number=done[0])
+
+
+def publish_batch(work: Work, body: PublishBatch) -> bytes | Refusal:
+    """One revision per item; the first item has the revision that the command was given."""
+    items = body.items
+    if not 1 <= len(items) <= MAX_ITEMS:
+        return Refusal("bad_field", f"a batch has {len(items)} items, expected 1..{MAX_ITEMS}")
+    numbers: list[int] = []
+    created: list[int] = []
+    for place, item in enumerate(items):
+        work.revision += place > 0
+        done = _publish(work, item)
+        if isinstance(done, Refusal):
+            return Refusal(done.code, f"item {place}: {done.detail}", result(item=place))
+        numbers.append(done[0])
+        created.append(int(done[1]))
+    return result(created=created, numbers=numbers)
+
+
+def delete_version(work: Work, body: DeleteVersion) -> bytes | Refusal:
+    model = work.models.get(body.model)
+    if model is None:
+        return Refusal("unknown_model", f"no model {body.model[:128]!r}")
+    key = version_key(body.model, body.label)
+    version = work.versions.get(key)
+    if version is None:
+        return Refusal("unknown_version", f"model {body.model!r} has no version {body.label[:128]!r}")
+    user = _user_of(work, version)
+    if user:
+        return Refusal("in_use", f"version {body.label!r} of model {body.model!r} is {user}")
+    work.versions.delete(key)
+    work.manifests.delete(key)
+    count = model.version_count - 1
+    work.models.put(body.model, ModelRecord(model.name, model.last_number, count, model.created_revision, model.created_ms))
+    return result(number=version.number)
+
+
+def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
+    """Number of the version, and whether it is new."""
+    name, label, summary, manifest = body.model, body.label, body.summary, body.manifest
+    key = f"{name}/{label}"
+    present = work.versions.get(key)
+    if present is not None:
+        if present.summary.checksum == summary.checksum:
+            return present.number, False
+        return Refusal(
+            "version_exists", f"version {label!r} of model {name!r} has checksum {present.summary.checksum}, not the published one"
+        )
+    model = work.models.get(name)
+    fault = (name_fault("model", name) if model is None else None) or label_fault(label) or summary_fault(summary)
+    if fault is not None:
+        return fault
+    if not 0 < len(manifest) <= MAX_PACKED_BYTES:
+        return Refusal(
+            "manifest_too_large" if manifest else "bad_manifest", f"the packed manifest has {len(manifest)} bytes, limit {MAX_PACKED_BYTES}"
+        )
+    image = sha256(manifest).digest()
+    if image.hex() != summary.manifest_digest:
+        return Refusal("bad_manifest", f"manifest_digest {summary.manifest_digest} is not the SHA-256 {image.hex()} of the packed manifest")
+    revision, now = work.revision, work.cluster_ms
+    if model is None:
+        if work.models.count >= work.limits.max_models:
+            return Refusal("quota_exceeded", f"there are {work.limits.max_models} models, the limit")
+        model = ModelRecord(name, 1, 1, revision, now)
+    else:
+        if model.version_count >= work.limits.max_versions_per_model:
+            return Refusal("quota_exceeded", f"model {name!r} has {model.version_count} versions, the limit")
+        model = ModelRecord(name, model.last_number + 1, model.version_count + 1, model.created_revision, model.created_ms)
+    number = model.last_number
+    version = VersionRecord(name, label, number, summary, work.principal, revision, now)
+    record = encode_record(version)
+    work.versions.add(key, version, record, len(record))
+    work.manifests.add(key, manifest, image, len(manifest))
+    work.models.put(name, model)
+    return number, True
+
+
+def _user_of(work: Work, version: VersionRecord) -> str:
+    """Who needs the version, "" if nobody does."""
+    for deployment in work.all_deployments():
+        if deployment.model != version.model:
+            continue
+        if deployment.version == version.label:
+            return f"what deployment {deployment.name!r} serves"
+        if deployment.previous == version.label:
+            return f"what deployment {deployment.name!r} rolls back to"
+        rollout = work.rollouts.get(deployment.rollout_id)
+        if rollout is not None and rollout.status is RolloutStatus.RUNNING and rollout.to_version == version.label:
+            return f"the target of rollout {rollout.id!r}"
+    return ""
