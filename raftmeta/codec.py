@@ -1,0 +1,339 @@
+"""Snapshots: the canonical bytes of a state, streamed.
+
+A snapshot is a magic line and frames (kind, u32 length, payload): a header that describes itself, the records in the one order that FOLLOWS
+allows, and the state hash. Equal states give equal bytes in every process; no map is walked for them, only the ordered sequences. Reading
+trusts nothing: every frame must be canonical and in its place, and the hash over what was read must be the one at the end and nothing may
+come after it. Anything else is RaftmetaError `integrity`, and no partial state is ever returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from struct import Struct
+from typing import Any, TypeVar
+
+import msgspec
+from rpds import HashTrieMap
+
+from raftmeta.core import state as st
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.sequences import Fifo, SortedKeys
+from raftmeta.core.state import State, encode_record, version_key
+from raftmeta.core.types import Deployment, ModelRecord, OutcomeRecord, Record, Rollout, Verdict, VersionRecord
+
+FORMAT = 1
+MAGIC = b"raftmeta snapshot\n"
+CHUNK_BYTES = 256 << 10  # of what snapshot_chunks yields: about a millisecond of encoding
+MAX_FRAME_BYTES = 16 << 20  # a rollout over two full sides with the longest details stays below it
+BULK = 1_024  # entries per call into a persistent map, for the sake of the interpreter lock
+
+HEADER, MODEL, VERSION, MANIFEST, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, END = b"HMVFDRCOE"
+FOLLOWS: dict[int, bytes] = {
+    HEADER: b"MDOE",
+    MODEL: b"MVDOE",
+    VERSION: b"F",
+    MANIFEST: b"VMDOE",
+    DEPLOYMENT: b"DRCOE",
+    ROLLOUT: b"RCDOE",
+    VERDICT: b"DOE",
+    OUTCOME: b"OE",
+    END: b"",
+}
+_FRAME = Struct("<BI")
+_END = Struct("<32sQ")
+
+R = TypeVar("R", bound=Record)
+V = TypeVar("V")
+
+
+class Header(Record, frozen=True):
+    format: int
+    hash_schema: int
+    scalars: st.Scalars
+
+
+def snapshot_chunks(state: State) -> Iterator[bytes]:
+    """The snapshot in pieces of CHUNK_BYTES, the last one shorter. Where it is cut says nothing."""
+    buffer = bytearray(MAGIC)
+    count = 0
+    for kind, payload in _frames(state):
+        count += 1
+        buffer += _FRAME.pack(kind, len(payload))
+        buffer += payload
+        while len(buffer) >= CHUNK_BYTES:
+            yield bytes(buffer[:CHUNK_BYTES])
+            del buffer[:CHUNK_BYTES]
+    buffer += _FRAME.pack(END, _END.size) + _END.pack(state.state_hash, count)
+    yield bytes(buffer)
+
+
+def restore(chunks: Iterable[bytes]) -> State:
+    """The state of a snapshot. Raises RaftmetaError `integrity` unless every byte is as `snapshot_chunks` wrote it."""
+    builder = _Builder()
+    for kind, payload in _read_frames(chunks):
+        builder.take(kind, payload)
+    return builder.finish()
+
+
+def _frames(state: State) -> Iterator[tuple[int, bytes]]:
+    yield HEADER, encode_record(Header(FORMAT, st.HASH_SCHEMA, state.scalars))
+    for name in state.model_names:
+        yield MODEL, encode_record(state.models[name])
+        for _, label in state.version_order.get(name) or ():
+            key = version_key(name, label)
+            yield VERSION, encode_record(state.versions[key])
+            yield MANIFEST, state.manifests[key]
+    for name in state.deployment_names:
+        yield DEPLOYMENT, encode_record(state.deployments[name])
+        for rollout_id in state.history.get(name) or ():
+            yield ROLLOUT, encode_record(state.rollouts[rollout_id])
+        verdict = state.verdicts.get(name)
+        if verdict is not None:
+            yield VERDICT, encode_record(verdict)
+    for request_id in state.outcome_order:
+        yield OUTCOME, bytes((len(request_id),)) + request_id.encode() + state.outcomes[request_id]
+
+
+def _read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Frames up to the end of the stream, wherever the chunks were cut."""
+    buffer = bytearray()
+    place = -1  # of the next frame in the buffer, -1 before the magic
+    for chunk in chunks:
+        buffer += chunk
+        if place < 0:
+            if len(buffer) < len(MAGIC):
+                continue
+            _require(buffer.startswith(MAGIC), "the snapshot does not begin with its magic line")
+            place = len(MAGIC)
+        while len(buffer) - place >= _FRAME.size:
+            kind, size = _FRAME.unpack_from(buffer, place)
+            _require(size <= MAX_FRAME_BYTES, f"a frame of {size} bytes, the limit is {MAX_FRAME_BYTES}")
+            begin, end = place + _FRAME.size, place + _FRAME.size + size
+            if end > len(buffer):
+                break
+            yield kind, bytes(buffer[begin:end])
+            place = end
+        del buffer[:place]
+        place = 0
+    _require(place == 0 and not buffer, f"the snapshot is cut: {len(buffer)} bytes of a frame at its end")
+
+
+class _Map:
+    """A persistent map that is filled in bulk."""
+
+    def __init__(self) -> None:
+        self._map: HashTrieMap[str, Any] = HashTrieMap()
+        self._fresh: dict[str, Any] = {}
+
+    def add(self, key: str, value: object) -> None:
+        _require(key not in self._fresh and key not in self._map, f"key {key!r} stands twice")
+        self._fresh[key] = value
+        if len(self._fresh) == BULK:
+            self.finish()
+
+    def finish(self) -> HashTrieMap[str, Any]:
+        self._map = self._map.update(self._fresh)
+        self._fresh = {}
+        return self._map
+
+
+class _Builder:
+    """Takes frames in order and puts the state together."""
+
+    def __init__(self) -> None:
+        self._take: dict[int, Callable[[bytes], None]] = {
+            HEADER: self._header,
+            MODEL: self._model,
+            VERSION: self._version,
+            MANIFEST: self._manifest,
+            DEPLOYMENT: self._deployment,
+            ROLLOUT: self._rollout,
+            VERDICT: self._verdict,
+            OUTCOME: self._outcome,
+            END: self._end,
+        }
+        self._allowed = bytes((HEADER,))
+        self._frames = 0
+        self._hash_sum = 0
+        self._size_bytes = 0
+        self._scalars: st.Scalars | None = None
+        self._model_now: ModelRecord | None = None
+        self._version_now: VersionRecord | None = None
+        self._deployment_now: Deployment | None = None
+        self._order_now: list[tuple[int, str]] = []  # versions of the model at hand
+        self._history_now: list[str] = []  # rollouts of the deployment at hand
+        self._last_revision = 0  # of the rollout or outcome before
+        self._models, self._versions, self._manifests, self._order = _Map(), _Map(), _Map(), _Map()
+        self._deployments, self._rollouts, self._verdicts, self._history = _Map(), _Map(), _Map(), _Map()
+        self._outcomes = _Map()
+        self._model_names: list[str] = []
+        self._deployment_names: list[str] = []
+        self._outcome_keys: list[str] = []
+        self._state: State | None = None
+
+    def take(self, kind: int, payload: bytes) -> None:
+        _require(kind in self._allowed, f"frame {self._frames} is {bytes((kind,))!r}, expected one of {self._allowed!r}")
+        if kind not in (VERSION, MANIFEST):
+            self._close_model()
+        if kind not in (ROLLOUT, VERDICT):
+            self._close_deployment()
+        self._take[kind](payload)
+        self._allowed = FOLLOWS[kind]
+        self._frames += 1
+
+    def finish(self) -> State:
+        if self._state is None:
+            raise RaftmetaError("integrity", "the snapshot has no end")
+        return self._state
+
+    def _header(self, payload: bytes) -> None:
+        header = _decode(_headers, payload)
+        level = header.scalars.feature_level
+        _require(header.format == FORMAT, f"snapshot format {header.format}, this build reads {FORMAT}")
+        _require(header.hash_schema == st.HASH_SCHEMA, f"hash schema {header.hash_schema}, this build knows {st.HASH_SCHEMA}")
+        _require(level <= st.SUPPORTED_FEATURE_LEVEL, f"feature level {level}, this build knows up to {st.SUPPORTED_FEATURE_LEVEL}")
+        self._scalars = header.scalars
+
+    def _model(self, payload: bytes) -> None:
+        model = _decode(_models, payload)
+        _require(not self._model_names or self._model_names[-1] < model.name, f"model {model.name!r} is out of order")
+        self._model_names.append(model.name)
+        self._model_now = model
+        self._record(st.MODEL, self._models, model.name, model, payload)
+
+    def _version(self, payload: bytes) -> None:
+        version = _decode(_versions, payload)
+        model = self._model_now
+        assert model is not None  # FOLLOWS lets a version come only after its model
+        _require(version.model == model.name, f"version of model {version.model!r} among those of {model.name!r}")
+        before = self._order_now[-1][0] if self._order_now else 0
+        _require(before < version.number <= model.last_number, f"version number {version.number} of {model.name!r} is out of order")
+        self._order_now.append((version.number, version.label))
+        self._version_now = version
+        self._record(st.VERSION, self._versions, version_key(version.model, version.label), version, payload)
+
+    def _manifest(self, payload: bytes) -> None:
+        version = self._version_now
+        assert version is not None  # FOLLOWS lets a manifest come only after its version
+        image = st.manifest_image(payload)
+        key = version_key(version.model, version.label)
+        _require(image.hex() == version.summary.manifest_digest, f"the manifest of {key!r} is not the published one")
+        self._record(st.MANIFEST, self._manifests, key, payload, image)
+
+    def _close_model(self) -> None:
+        model, order = self._model_now, self._order_now
+        if model is None:
+            return
+        _require(model.version_count == len(order), f"model {model.name!r} has {len(order)} versions, expected {model.version_count}")
+        if order:
+            self._order.add(model.name, SortedKeys[tuple[int, str]]().extended(order))
+        self._model_now, self._order_now = None, []
+
+    def _deployment(self, payload: bytes) -> None:
+        deployment = _decode(_deployments, payload)
+        names = self._deployment_names
+        _require(not names or names[-1] < deployment.name, f"deployment {deployment.name!r} is out of order")
+        names.append(deployment.name)
+        self._deployment_now = deployment
+        self._last_revision = 0
+        self._record(st.DEPLOYMENT, self._deployments, deployment.name, deployment, payload)
+
+    def _rollout(self, payload: bytes) -> None:
+        rollout = _decode(_rollouts, payload)
+        deployment = self._deployment_now
+        assert deployment is not None  # FOLLOWS
+        _require(rollout.deployment == deployment.name, f"rollout {rollout.id!r} of another deployment than {deployment.name!r}")
+        self._rises(rollout.started_revision, f"rollout {rollout.id!r}")
+        self._history_now.append(rollout.id)
+        self._record(st.ROLLOUT, self._rollouts, rollout.id, rollout, payload)
+
+    def _verdict(self, payload: bytes) -> None:
+        verdict = _decode(_verdicts, payload)
+        deployment = self._deployment_now
+        assert deployment is not None  # FOLLOWS
+        _require(verdict.deployment == deployment.name, f"a verdict of another deployment than {deployment.name!r}")
+        self._record(st.VERDICT, self._verdicts, verdict.deployment, verdict, payload)
+
+    def _close_deployment(self) -> None:
+        deployment, history = self._deployment_now, self._history_now
+        if deployment is None:
+            return
+        _require([deployment.rollout_id] == (history[-1:] or [""]), f"the last rollout of deployment {deployment.name!r} is not its own")
+        if history:
+            self._history.add(deployment.name, tuple(history))
+        self._deployment_now, self._history_now, self._last_revision = None, [], 0
+
+    def _outcome(self, payload: bytes) -> None:
+        size = payload[0] if payload else 0
+        name, record = payload[1 : 1 + size], payload[1 + size :]
+        _require(name.isascii(), f"outcome {len(self._outcome_keys)} has no readable key")
+        key = name.decode("ascii")
+        outcome = _decode(_outcomes, record)
+        self._rises(outcome.revision, f"outcome {key!r}")
+        self._outcome_keys.append(key)
+        self._record(st.OUTCOME, self._outcomes, key, record, record)
+
+    def _rises(self, revision: int, what: str) -> None:
+        _require(self._last_revision < revision, f"{what} of revision {revision} is out of order")
+        self._last_revision = revision
+
+    def _record(self, kind: bytes, records: _Map, key: str, value: Record | bytes, image: bytes) -> None:
+        records.add(key, value)
+        self._hash_sum += st.leaf(kind, key, image)
+        self._size_bytes += len(key) + (len(value) if isinstance(value, bytes) else len(image))
+
+    def _end(self, payload: bytes) -> None:
+        scalars = self._scalars
+        assert scalars is not None  # FOLLOWS lets nothing come before the header
+        _require(len(payload) == _END.size, f"an end of {len(payload)} bytes, expected {_END.size}")
+        digest, count = _END.unpack(payload)
+        _require(count == self._frames, f"the snapshot has {self._frames} frames, its end says {count}")
+        state = State(
+            revision=scalars.revision,
+            generation=scalars.generation,
+            feature_level=scalars.feature_level,
+            cluster_ms=scalars.cluster_ms,
+            keys_after_ms=scalars.keys_after_ms,
+            limits=scalars.limits,
+            models=self._models.finish(),
+            versions=self._versions.finish(),
+            manifests=self._manifests.finish(),
+            deployments=self._deployments.finish(),
+            rollouts=self._rollouts.finish(),
+            verdicts=self._verdicts.finish(),
+            outcomes=self._outcomes.finish(),
+            model_names=SortedKeys[str]().extended(self._model_names),
+            deployment_names=SortedKeys[str]().extended(self._deployment_names),
+            version_order=self._order.finish(),
+            history=self._history.finish(),
+            outcome_order=Fifo().changed(0, self._outcome_keys),
+            size_bytes=self._size_bytes,
+            hash_sum=self._hash_sum & st.MODULUS_MASK,
+        )
+        found = state.state_hash
+        _require(found == digest, f"the state hash is {found.hex()}, the snapshot says {digest.hex()}")
+        self._state = state
+
+
+def _require(holds: bool, detail: str) -> None:
+    if not holds:
+        raise RaftmetaError("integrity", detail)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[R], payload: bytes) -> R:
+    """The record of these bytes, which must be the canonical ones: the hash is later changed by encoding it again."""
+    try:
+        record = decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError) as cause:
+        raise RaftmetaError("integrity", f"a frame cannot be read: {cause}") from cause
+    _require(encode_record(record) == payload, f"a {type(record).__name__} is not in canonical form")
+    return record
+
+
+_headers = msgspec.msgpack.Decoder(Header)
+_models = msgspec.msgpack.Decoder(ModelRecord)
+_versions = msgspec.msgpack.Decoder(VersionRecord)
+_deployments = msgspec.msgpack.Decoder(Deployment)
+_rollouts = msgspec.msgpack.Decoder(Rollout)
+_verdicts = msgspec.msgpack.Decoder(Verdict)
+_outcomes = msgspec.msgpack.Decoder(OutcomeRecord)
