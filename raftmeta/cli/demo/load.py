@@ -1,0 +1,157 @@
+"""An open-loop load: requests leave on a fixed schedule, whatever became of the earlier ones, and time counts from the schedule.
+
+So a server that stalls is seen by every request that was due meanwhile, not by one. Every answer is compared with what the version named on
+it answers to the same text, computed beforehand by another process; an answer of other weights is `wrong`. A bound on open requests keeps a
+dead server from growing this process: what could not be sent counts as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from raftmeta.cli.demo.measure import Sample
+from raftmeta.client import strict_json
+from raftmeta.core.errors import RaftmetaError
+
+MAX_OPEN = 256  # requests of one side without an answer
+MAX_SAMPLES = 100_000  # of one side
+MAX_ANSWER_BYTES = 4 << 20
+RECENT = 100  # answers that the live display averages over
+
+Vector = Sequence[float]
+
+
+class Probes(NamedTuple):
+    """Texts and what each version answers to them."""
+
+    texts: tuple[str, ...]
+    answers: Mapping[str, tuple[Vector, ...]]  # by version label, in the order of `texts`
+    tolerance: float  # largest difference of one component that still is the same answer
+
+
+@dataclass(frozen=True)
+class Target:
+    side: str
+    url: str  # of the agent
+    model: str  # as the inference protocol calls it
+    rate: float  # requests per second
+    ca_file: Path | None = None
+    timeout_s: float = 20.0  # then it is lost
+
+
+class Load:
+    """The clients of one side."""
+
+    def __init__(self, target: Target, probes: Probes) -> None:
+        self.target = target
+        self.samples: list[Sample] = []
+        self.recent: deque[Sample] = deque(maxlen=RECENT)
+        self._probes = probes
+        self._open: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Send until `stop`, then wait for the open ones."""
+        verify = ssl.create_default_context(cafile=str(self.target.ca_file)) if self.target.ca_file else False
+        limits = httpx.Limits(max_connections=MAX_OPEN, max_keepalive_connections=MAX_OPEN)
+        timeout = httpx.Timeout(self.target.timeout_s)
+        async with httpx.AsyncClient(base_url=self.target.url, verify=verify, limits=limits, timeout=timeout, trust_env=False) as http:
+            begin_s = time.monotonic()
+            for number in range(MAX_SAMPLES):
+                due_s = begin_s + number / self.target.rate
+                if await self._stopped_before(due_s):
+                    break
+                self._send(http, number, due_s)
+            if self._open:
+                await asyncio.wait(self._open)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def _stopped_before(self, due_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - time.monotonic()))
+        except TimeoutError:
+            return False
+        return True
+
+    def _send(self, http: httpx.AsyncClient, number: int, due_s: float) -> None:
+        if len(self._open) >= MAX_OPEN:
+            self._keep(Sample(self.target.side, due_s, 0.0, "lost", "", f"{MAX_OPEN} requests were open already"))
+            return
+        task = asyncio.create_task(self._request(http, number % len(self._probes.texts), due_s))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _request(self, http: httpx.AsyncClient, probe: int, due_s: float) -> None:
+        body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [self._probes.texts[probe]]}]}
+        label = ""
+        try:
+            async with asyncio.timeout(self.target.timeout_s):
+                response = await http.post(f"/v2/models/{self.target.model}/infer", json=body)
+            if response.status_code == 200:
+                label, fault = judge(response.headers.get("x-raftmeta-version", ""), response.content, probe, self._probes)
+                outcome = "wrong" if fault else "ok"
+            else:
+                outcome, fault = "lost", f"status {response.status_code}: {response.text[:200]}"
+        except (httpx.HTTPError, TimeoutError) as cause:
+            outcome, fault = "lost", f"{type(cause).__name__}: {cause}"
+        self._keep(Sample(self.target.side, due_s, time.monotonic() - due_s, outcome, label, fault))
+
+    def _keep(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        self.recent.append(sample)
+
+
+def judge(header_label: str, content: bytes, probe: int, probes: Probes) -> tuple[str, str]:
+    """The version that an answer names, and what is wrong with it, "" when its numbers are that version's. Pure."""
+    try:
+        body = strict_json.load_object(content, MAX_ANSWER_BYTES)
+    except RaftmetaError as fault:
+        return header_label, fault.detail
+    label = str(body.get("model_version", ""))
+    if label != header_label:
+        return label, f"the body names {label!r}, the header {header_label!r}"
+    if label not in probes.answers:
+        return label, f"no version {label!r} was published"
+    answer = _embedding(body)
+    if answer is None:
+        return label, "the answer holds no embedding"
+    distances = {name: distance(unit(answer), answers[probe]) for name, answers in probes.answers.items()}
+    if distances[label] > probes.tolerance or min(distances, key=lambda name: distances[name]) != label:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in sorted(distances.items()))
+        return label, f"labelled {label}, but its distances are {shown}"
+    return label, ""
+
+
+def unit(vector: Vector) -> Vector:
+    """Scaled to length one, as the reference is; some encoders answer unscaled."""
+    length = math.sqrt(sum(value * value for value in vector))
+    return [value / length for value in vector] if length > 0 else vector
+
+
+def distance(a: Vector, b: Vector) -> float:
+    """The largest difference of one component; infinite between different lengths."""
+    if len(a) != len(b) or not a:
+        return float("inf")
+    return max(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+def _embedding(body: Mapping[str, Any]) -> Vector | None:
+    outputs = body.get("outputs")
+    if not isinstance(outputs, list) or not outputs or not isinstance(outputs[0], dict):
+        return None
+    data = outputs[0].get("data")
+    if not isinstance(data, list) or not all(isinstance(value, int | float) for value in data):
+        return None
+    return data
