@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable
 
+from raftmeta.addresses import join_address
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.log.connection import Connection
 from raftmeta.log.dialer import tune
@@ -25,19 +26,6 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 class Exhausted(Exception):
     """No descriptor or memory for another connection."""
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`. Raises ValueError that says what was found."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"expected host:port, found {text[:200]!r}")
-    return host, int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Acceptor:

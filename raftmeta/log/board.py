@@ -9,7 +9,7 @@ import random
 import selectors
 from collections.abc import Callable
 
-from raftmeta.log.acceptor import split_address
+from raftmeta.addresses import split_address
 from raftmeta.log.connection import Connection
 from raftmeta.log.dialer import Backoff
 from raftmeta.log.hello import PeerMemory, Refusal, Refused

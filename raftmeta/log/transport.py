@@ -14,9 +14,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from raftmeta.addresses import is_loopback, join_address, split_address
 from raftmeta.log import hello as rules
 from raftmeta.log import messages
-from raftmeta.log.acceptor import ACCEPTS_PER_ROUND, PAUSE_S, Acceptor, Exhausted, join_address, split_address, victim
+from raftmeta.log.acceptor import ACCEPTS_PER_ROUND, PAUSE_S, Acceptor, Exhausted, victim
 from raftmeta.log.board import Board
 from raftmeta.log.connection import Connection, Origin, Stage
 from raftmeta.log.frames import HEADER_BYTES, FrameTooLarge
@@ -35,7 +36,6 @@ ROUNDS_PER_POLL = 4  # looks at the sockets per poll while they have news; joins
 EVENTS_PER_POLL = 4096
 READ_BYTES_PER_TURN = 1 << 20  # of one connection before the others get their turn
 HANDSHAKES_PER_POLL = 8  # a step costs up to a millisecond; strangers must not own the thread
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class TlsTransport:
@@ -275,7 +275,7 @@ class TlsTransport:
             self._notices.warn("message_not_allowed", connection.peer, type(message).__name__)
 
     def _require_proof(self, address: str) -> None:
-        if split_address(address)[0] not in LOOPBACK and self._tls is None:
+        if not is_loopback(split_address(address)[0]) and self._tls is None:
             raise ValueError(f"plain connections between members are for loopback only, found {address!r}; configure TLS")
 
     def _encoded(self, message: AnyMessage) -> bytes:
