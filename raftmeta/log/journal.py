@@ -20,7 +20,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, DiskError, DiskFailed, DiskFull
 from raftmeta.log import recovery
 from raftmeta.log.faults import Damage, HardStateCorrupt, JournalCorrupt, SnapshotCorrupt, WrongCluster
-from raftmeta.log.hard_state import MAX_SEGMENTS, MAX_VOTE_BYTES, HardStateFile, SegmentRow
+from raftmeta.log.hard_state import MAX_VOTE_BYTES, HardStateFile, SegmentRow
 from raftmeta.log.records import DATA_START, Cursor, Header, Payload, Record, cluster_digest
 from raftmeta.log.room import Room
 from raftmeta.log.segment import Segment
@@ -31,7 +31,6 @@ __all__ = ["Damage", "DiskFailed", "DiskFull", "HardStateCorrupt", "Journal", "J
 
 SEGMENT_BYTES = 64 << 20
 QUIET_S = 0.020  # a mark is written alone after this much quiet (D10)
-RETRY_S = 1.0  # between two tries to prepare a spare on a full disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,6 @@ class Journal:
         self._cut: _Cut | None = None
         self._failed: DiskFailed | None = None
         self._quiet_since: float | None = None
-        self._retry_at: float | None = None
         self.term = hard.state.term
         self.voted_for = hard.state.voted_for
         end = segments[-1].end if segments else Cursor(DATA_START, 0, 0, 0)
@@ -77,8 +75,7 @@ class Journal:
     ) -> Journal:
         """Check every record, cut what was never acknowledged, and go on. Creates the journal in a directory that never held one.
 
-        Raises JournalCorrupt, HardStateCorrupt or WrongCluster, and has changed nothing then. Without `reserve` no segment is held back for
-        what must be written on a full disk.
+        Raises JournalCorrupt, HardStateCorrupt or WrongCluster, having changed nothing. Without `reserve` no segment is held back.
         """
         tuning = tuning or Tuning()
         disk.make_directory(directory)
@@ -98,22 +95,23 @@ class Journal:
         """
         tuning = tuning or Tuning()
         findings = recovery.inspect(disk, directory, cluster_digest(tuning.cluster_id), segment_bytes)
-        damage, bad = findings.damage, findings.segments[-1] if findings.segments else None
-        if damage is None or bad is None or damage.index != index:
+        damage = findings.damage
+        if damage is None or damage.index != index:
             recovery.close(findings)
             found = "no damage" if damage is None else f"damage from record {damage.index} on"
             raise RaftmetaError("bad_field", f"{directory}: expected damage from record {index} on, found {found}; nothing was changed")
         assert findings.hard is not None
+        bad = findings.segments[-1]
         previous = bad.end
         if bad.last_index < bad.first_index:
-            findings.segments.pop()
+            findings.segments.pop().close()
         else:
             bad.sync()
             bad.seal(bad.end)
         lost = [row.serial for row in findings.hard.state.segments[len(findings.segments) :]]
         pool = SparePool(disk, directory, segment_bytes, 0, tuning.worker, findings.next_serial, deque(findings.spares))
         journal = Journal(findings.hard, findings.segments, Room(pool, 0), tuning)
-        journal._begin_segment(previous)
+        journal._begin_segment(previous, len(findings.segments))
         for serial in lost:
             path = segment_path(directory, serial)
             if disk.exists(path):
@@ -125,14 +123,8 @@ class Journal:
     @staticmethod
     def _start(disk: Disk, directory: Path, findings: recovery.Findings, options: tuple[int, bool, Tuning]) -> Journal:
         segment_bytes, reserve, tuning = options
-        recovery.clean_up(disk, directory, findings.leftovers)
-        hard = findings.hard or HardStateFile.create(disk, directory)
-        state = hard.state
         pool = SparePool(disk, directory, segment_bytes, 1 + reserve, tuning.worker, findings.next_serial, deque(findings.spares))
-        if findings.segments:
-            findings.segments[-1].renew()
-        # What was read may be in the page cache only, after a sync that failed; both slots are durable before anyone acts on them.
-        hard.write_settled(state.term, state.voted_for, state.segments)
+        hard = recovery.adopt(disk, directory, findings)
         journal = Journal(hard, findings.segments, Room(pool, int(reserve)), tuning)
         if not findings.segments:
             try:
@@ -140,7 +132,7 @@ class Journal:
             except DiskFull:
                 hard.close()
                 raise
-            journal._begin_segment(Cursor(DATA_START, 0, 0, 0))
+            journal._begin_segment(Cursor(DATA_START, 0, 0, 0), 0)
         journal._replan()
         pool.top_up()
         return journal
@@ -207,24 +199,22 @@ class Journal:
         self._check()
         with self._fatal():
             self._pool.poll()
-        return self._room.has_room(n_bytes) and not (self._room.needs_segment(n_bytes) and self._too_many())
+        return self._room.has_room(n_bytes, len(self._segments))
 
     def append(self, index: int, term: int, payload: Payload) -> None:
         """Raises DiskFull, having changed nothing, when no segment is left for it."""
-        self._check()
-        if index != self.last_index + 1 or not self.last_term <= term <= self.term:
+        tail, room, size = self._tail, self._room, len(payload)
+        if self._failed is not None:
+            self._check()
+        if index != tail.last_index + 1 or not tail.last_term <= term <= self.term:
             raise ValueError(
-                f"record {index} of term {term} cannot follow record {self.last_index} of term {self.last_term} in term {self.term}"
+                f"record {index} of term {term} cannot follow record {tail.last_index} of term {tail.last_term} in term {self.term}"
             )
-        room, size = self._room, len(payload)
         if room.needs_segment(size):
-            if not room.fits_a_segment(size):
-                raise ValueError(f"record {index} has {size} bytes, more than a segment of {self._pool.size} takes")
-            if self._too_many():
-                raise DiskFull(f"{self._directory} holds {MAX_SEGMENTS} segments, the limit; a snapshot has to come first")
+            room.check_fit(size, len(self._segments))
             self._claim(room.rolls + 1)
         room.add(size)
-        self._tail.append((index, term, payload))
+        tail.append((index, term, payload))
 
     def truncate_from(self, index: int) -> None:
         """Forget the records from `index` on, because another leader's replace them. Raises DiskFull, having changed nothing."""
@@ -276,7 +266,7 @@ class Journal:
         """Do what waits for a quiet moment. Returns when to call again, on the clock of `now`, infinity when nothing waits."""
         self._check()
         with self._fatal():
-            again = self._tend_pool(now)
+            again = self._pool.tend(now)
             segment, hard = self._segments[-1], self._hard
             if self._cut is not None or not (segment.mark_due or not hard.settled):
                 return again
@@ -307,7 +297,7 @@ class Journal:
             raise ValueError(f"a snapshot of term {term} cannot replace the log in term {self.term}")
         self._claim(1)
         with self._fatal():
-            self._begin_segment(Cursor(DATA_START, index, term, 0), dropped=list(self._segments))
+            self._begin_segment(Cursor(DATA_START, index, term, 0), 0)
             self._pool.retry()
         self._cut = None
         self.synced_index = index
@@ -346,9 +336,6 @@ class Journal:
     def _segment_of(self, index: int) -> Segment:
         return self._segments[max(0, self._number_of(index))]
 
-    def _too_many(self) -> bool:
-        return len(self._segments) + self._room.rolls >= MAX_SEGMENTS
-
     def _claim(self, count: int) -> None:
         """See that `count` spares are ready, or raise DiskFull, which is no fault: nothing was written."""
         try:
@@ -372,26 +359,22 @@ class Journal:
             if done == len(pending):
                 return
             segment.seal(segment.end)
-            self._begin_segment(segment.end)
+            self._begin_segment(segment.end, len(self._segments))
 
     def _make_cut(self, cut: _Cut) -> None:
-        dropped = self._segments[cut.keep :]
-        del self._segments[cut.keep :]
         if cut.seal is not None:
-            self._segments[-1].seal(cut.seal)
-        self._begin_segment(cut.previous, dropped)
+            self._segments[cut.keep - 1].seal(cut.seal)
+        self._begin_segment(cut.previous, cut.keep)
         self._cut = None
 
-    def _begin_segment(self, previous: Cursor, dropped: list[Segment] | None = None) -> None:
-        """Put a new, empty segment behind those that stay."""
+    def _begin_segment(self, previous: Cursor, keep: int) -> None:
+        """Put a new, empty segment behind the first `keep`; those after them go."""
         if not self._pool.wait(1):
             raise self._pool.full or DiskFull(f"{self._directory}: no spare segment")
         serial = self._pool.take()
         header = Header(self._cluster, serial, previous.index + 1, previous.term, previous.crc, self._pool.size)
         segment = Segment.create(self._disk, self._directory, spare_path(self._directory, serial), header)
-        gone = {id(segment) for segment in dropped or ()}
-        kept = [segment for segment in self._segments if id(segment) not in gone]
-        self._list_segments([*kept, segment], dropped or [])
+        self._list_segments([*self._segments[:keep], segment], self._segments[keep:])
         self._pool.top_up()
 
     def _list_segments(self, segments: list[Segment], dropped: list[Segment]) -> None:
@@ -412,14 +395,3 @@ class Journal:
         if not self._hard.settled:
             self._hard.mirror()
         self._quiet_since = None
-
-    def _tend_pool(self, now: float) -> float:
-        self._pool.poll()
-        if self._pool.full is None:
-            self._retry_at = None
-            return float("inf")
-        if self._retry_at is None or now >= self._retry_at:
-            if self._retry_at is not None:
-                self._pool.retry()
-            self._retry_at = now + RETRY_S
-        return self._retry_at

@@ -23,6 +23,7 @@ BLOCK_BYTES = 4096
 DATA_START = 3 * BLOCK_BYTES
 RECORD_HEAD_BYTES = 24
 MAX_RECORD_BYTES = 16 << 20  # an entry is at most 8 MiB; anything longer on disk is damage
+CHECKPOINT_BYTES = 64 << 10  # a read begins at most this far, and one record, before its first
 FORMAT = 1
 
 _HEADER = struct.Struct("<8sI16sQQQIQ")
@@ -135,18 +136,35 @@ class Scanner:
             yield index, term, payload
 
 
-def encode_records(records: Sequence[Record], start: int, end: Cursor, capacity: int) -> tuple[bytes, list[Cursor]]:
-    """The bytes of records from number `start` on, as far as they fit below `capacity`, and the cursor behind each of them."""
+class Encoded(NamedTuple):
+    data: bytes
+    taken: int  # records
+    end: Cursor  # behind the last of them
+    checkpoints: list[Cursor]
+    runs: list[tuple[int, int]]  # (first index, term) of each run of equal terms that begins here
+
+
+def encode_records(records: Sequence[Record], start: int, end: Cursor, capacity: int, checkpoint: int) -> Encoded:
+    """Records from number `start` on, as far as they fit below `capacity`; checkpoints are due from offset `checkpoint` on."""
     parts: list[bytes] = []
-    cursors = []
-    offset, crc = end.offset, end.crc
+    checkpoints, runs = [], []
+    offset, last, last_term, crc = end.offset, end.index, end.term, end.crc
+    number = start
     for number in range(start, len(records)):
         index, term, payload = records[number]
-        head = _HEAD.pack(len(payload), index, term)
-        behind = offset + RECORD_HEAD_BYTES + len(payload)
+        size = len(payload)
+        behind = offset + RECORD_HEAD_BYTES + size
         if behind > capacity:
             break
-        offset, crc = behind, zlib.crc32(payload, zlib.crc32(head, crc))
+        if offset >= checkpoint:
+            checkpoints.append(Cursor(offset, last, last_term, crc))
+            checkpoint = offset + CHECKPOINT_BYTES
+        if term != last_term:
+            runs.append((index, term))
+        head = _HEAD.pack(size, index, term)
+        crc = zlib.crc32(payload, zlib.crc32(head, crc))
         parts += (_CRC.pack(crc), head, payload)
-        cursors.append(Cursor(offset, index, term, crc))
-    return b"".join(parts), cursors
+        offset, last, last_term = behind, index, term
+    else:
+        number = len(records)
+    return Encoded(b"".join(parts), number - start, Cursor(offset, last, last_term, crc), checkpoints, runs)

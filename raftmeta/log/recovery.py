@@ -1,7 +1,7 @@
 """What a data directory holds, checked record by record, before anything is changed in it.
 
 `inspect` only reads: a member that refuses to start has touched no file. It stops at the first damage and keeps what precedes it, which is
-what `accept_loss` cuts to. `clean_up` then removes what an interrupted change left behind: files that the list of segments does not name.
+what `accept_loss` cuts to. `adopt` then makes it the state to go on with, and removes files that the list of segments does not name.
 """
 
 from __future__ import annotations
@@ -64,9 +64,19 @@ def close(findings: Findings) -> None:
         findings.hard.close()
 
 
-def clean_up(disk: Disk, directory: Path, leftovers: list[str]) -> None:
-    for name in leftovers:
+def adopt(disk: Disk, directory: Path, findings: Findings) -> HardStateFile:
+    """Make an undamaged finding the durable state: leftovers gone, torn bytes cleared, both slots and the newest records written once more.
+
+    What was read may be in the page cache only, after a sync that failed; it has to be durable before anyone acts on it.
+    """
+    hard = findings.hard or HardStateFile.create(disk, directory)
+    if findings.segments:
+        findings.segments[-1].renew()
+    state = hard.state
+    hard.write_settled(state.term, state.voted_for, state.segments)
+    for name in findings.leftovers:  # last: until here the other slot may still name them
         disk.unlink(directory / name)
+    return hard
 
 
 def _check_segments(disk: Disk, directory: Path, cluster: bytes, findings: Findings) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from raftmeta.durable import DiskFull
+from raftmeta.log.hard_state import MAX_SEGMENTS
 from raftmeta.log.records import DATA_START, MAX_RECORD_BYTES, RECORD_HEAD_BYTES, Record
 from raftmeta.log.spares import SparePool
 
@@ -30,16 +31,21 @@ class Room:
         for _, _, payload in pending:
             self.add(len(payload))
 
-    def has_room(self, n_bytes: int) -> bool:
-        if self._fits(n_bytes):
+    def has_room(self, n_bytes: int, segments: int) -> bool:
+        if not self.needs_segment(n_bytes):
             return True
-        return len(self.pool.ready) - self.rolls - self.reserve > 0 and self.fits_a_segment(n_bytes)
+        spare = len(self.pool.ready) - self.rolls - self.reserve
+        return spare > 0 and self._fits_a_segment(n_bytes) and segments + self.rolls < MAX_SEGMENTS
 
-    def fits_a_segment(self, n_bytes: int) -> bool:
-        return DATA_START + RECORD_HEAD_BYTES + n_bytes <= self.pool.size and n_bytes <= MAX_RECORD_BYTES
+    def check_fit(self, n_bytes: int, segments: int) -> None:
+        """Refuse a record that begins a segment where none may be begun for it."""
+        if not self._fits_a_segment(n_bytes):
+            raise ValueError(f"a record of {n_bytes} bytes is more than a segment of {self.pool.size} bytes takes")
+        if segments + self.rolls >= MAX_SEGMENTS:
+            raise DiskFull(f"{self.pool.directory} holds {MAX_SEGMENTS} segments, the limit; a snapshot has to come first")
 
     def needs_segment(self, n_bytes: int) -> bool:
-        return not self._fits(n_bytes)
+        return self.place + RECORD_HEAD_BYTES + n_bytes > self.capacity
 
     def claim(self, count: int) -> None:
         """See that `count` spares are ready, waiting for the worker where needed, or raise DiskFull."""
@@ -48,12 +54,12 @@ class Room:
             raise DiskFull(f"{self.pool.directory} has no room for another segment of {self.pool.size} bytes: {why}")
 
     def add(self, n_bytes: int) -> None:
-        if not self._fits(n_bytes):
+        if self.needs_segment(n_bytes):
             self._roll()
         self.place += RECORD_HEAD_BYTES + n_bytes
 
-    def _fits(self, n_bytes: int) -> bool:
-        return self.place + RECORD_HEAD_BYTES + n_bytes <= self.capacity
+    def _fits_a_segment(self, n_bytes: int) -> bool:
+        return DATA_START + RECORD_HEAD_BYTES + n_bytes <= self.pool.size and n_bytes <= MAX_RECORD_BYTES
 
     def _roll(self) -> None:
         self.rolls += 1

@@ -16,6 +16,7 @@ from raftmeta.log.faults import Damage, JournalCorrupt, WrongCluster
 from raftmeta.log.hard_state import SegmentRow
 from raftmeta.log.records import (
     BLOCK_BYTES,
+    CHECKPOINT_BYTES,
     DATA_START,
     MARK_BYTES,
     Cursor,
@@ -31,7 +32,6 @@ from raftmeta.log.records import (
 )
 from raftmeta.log.spares import segment_path
 
-CHECKPOINT_BYTES = 64 << 10  # a read begins at most this far, and one record, before its first
 _COPY_BYTES = 1 << 20
 _ZEROS = bytes(_COPY_BYTES)
 
@@ -84,13 +84,13 @@ class Segment:
 
     def add(self, records: Sequence[Record], start: int) -> int:
         """Write records from number `start` on as far as they fit, in one write, and return the number of the first that did not."""
-        data, cursors = encode_records(records, start, self.end, self.capacity)
-        if not cursors:
-            return start
-        self.disk.pwrite(self.file(), data, self.end.offset)
-        for cursor in cursors:
-            self._learn(cursor)
-        return start + len(cursors)
+        done = encode_records(records, start, self.end, self.capacity, self._checkpoints[-1].offset + CHECKPOINT_BYTES)
+        if done.taken:
+            self.disk.pwrite(self.file(), done.data, self.end.offset)
+            self.end = done.end
+            self._checkpoints += done.checkpoints
+            self._runs += done.runs
+        return start + done.taken
 
     def write_mark(self) -> None:
         """Write the mark of what the last sync covered. It becomes durable with the next sync."""
@@ -224,10 +224,10 @@ class Segment:
             self._file = None
 
     def _learn(self, cursor: Cursor) -> None:
-        """Take a record in that stands on the disk now."""
+        """Take in a record that was read."""
         if self.end.offset - self._checkpoints[-1].offset >= CHECKPOINT_BYTES:
             self._checkpoints.append(self.end)
-        if not self._runs or cursor.term != self._runs[-1][1]:
+        if cursor.term != self.end.term:
             self._runs.append((cursor.index, cursor.term))
         self.end = cursor
 
