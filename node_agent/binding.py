@@ -30,6 +30,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 
 NAMES_SHOWN = 10  # in a refusal
+DETAIL_CHARACTERS = 500  # of a loader's own message
 
 Loader = Callable[[Any, dict[str, Tensor]], nn.Module]
 
@@ -104,7 +105,8 @@ def bind(config: Any, factory: type[nn.Module] | Loader, views: SlotViews, unbou
     try:
         module = loader(config, dict(views))
     except (RuntimeError, ValueError, TypeError, KeyError, OSError, ImportError) as cause:  # what loaders raise, wrapped once
-        raise BindingError("not_bindable", "module", "one that takes the version's tensors", f"{type(cause).__name__}: {cause}") from cause
+        found = " ".join(f"{type(cause).__name__}: {cause}".split())[:DETAIL_CHARACTERS]
+        raise BindingError("not_bindable", "module", "one that takes the version's tensors", found) from cause
     module.eval()
     module.requires_grad_(False)
     return BoundModule(module, views, unbound)
