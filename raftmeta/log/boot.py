@@ -1,0 +1,68 @@
+"""From what the disk holds to what a replica starts with (D2, D6, R13). Refuses rather than start on less than was acknowledged."""
+
+from __future__ import annotations
+
+import msgspec
+
+from raftmeta import codec
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.state import State
+from raftmeta.log import configuration as cfg
+from raftmeta.log.configuration import Configuration
+from raftmeta.log.engine import OP_MEMBERSHIP
+from raftmeta.log.journal import Journal
+from raftmeta.log.snapshots import SnapshotMeta, SnapshotStore
+
+SCAN_BYTES = 4 << 20
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    state: State
+    applied_index: int
+    configurations: tuple[tuple[int, Configuration], ...]  # by index; the last one is in force
+    bootstrap: bool  # nothing in the log yet: the members of the one-time marker form the cluster
+    snapshot: SnapshotMeta | None
+
+
+def recover(journal: Journal, store: SnapshotStore, marker: Configuration | None, *, boot_from_log: bool = True) -> Recovered:
+    """Reconcile journal and snapshot by (index, term). Raises RaftmetaError integrity when they leave a gap or cannot be read.
+
+    `marker` is what `init` wrote for the first start; it counts only while neither journal nor snapshot names a configuration. Without
+    any of the three the member belongs to no cluster yet: it waits to be told and never stands for election.
+    """
+    meta = store.latest()
+    state, base = State.empty(), (0, Configuration())
+    if meta is not None:
+        state = codec.restore(store.open_chunks(meta))
+        base = (meta.index, _configuration(meta.config, f"snapshot {meta.index}"))
+        if journal.last_index < meta.index or journal.term_at(meta.index) not in (None, meta.term):
+            journal.reset(meta.index, meta.term)  # the crash came between the snapshot and the reset of the journal
+            journal.sync()
+    applied = base[0]
+    if journal.first_index - 1 > applied:
+        raise RaftmetaError(
+            "integrity",
+            f"the journal starts at {journal.first_index}, the newest sound snapshot ends at {applied}: entries are missing between them",
+        )
+    configurations = [base, *_configurations_in(journal, applied + 1)]
+    named = any(configuration.members for _, configuration in configurations)
+    if marker is not None and (not named or not boot_from_log):
+        return Recovered(state, applied, ((applied, marker),), not named, meta)
+    return Recovered(state, applied, tuple(configurations), False, meta)
+
+
+def _configurations_in(journal: Journal, index: int) -> list[tuple[int, Configuration]]:
+    found: list[tuple[int, Configuration]] = []
+    while index <= journal.last_index:
+        for index, _, payload in journal.entries(index, journal.last_index + 1, SCAN_BYTES):  # noqa: B020 - goes on after the last one seen
+            if payload[0] == OP_MEMBERSHIP:
+                found.append((index, _configuration(payload[1:], f"entry {index}")))
+        index += 1
+    return found
+
+
+def _configuration(data: bytes, where: str) -> Configuration:
+    try:
+        return cfg.decode(data)
+    except msgspec.MsgspecError as cause:
+        raise RaftmetaError("integrity", f"{where}: the configuration cannot be read: {cause}") from cause

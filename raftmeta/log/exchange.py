@@ -1,0 +1,130 @@
+"""Snapshots of a running replica: taken, sent, received (D2, D3, D9, R3, R15).
+
+The state is an immutable value, so taking a snapshot hands a reference to a worker; journal segments go only after the file is durable
+and verified. A follower that needs more than the journal holds gets chunks with offset and digest, one at a time; it installs the file
+only when its digest is right, and never one older than what it applied.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from raftmeta import codec
+from raftmeta.core.state import State
+from raftmeta.log import configuration as cfg
+from raftmeta.log.configuration import Configuration
+from raftmeta.log.engine import Engine
+from raftmeta.log.journal import Journal
+from raftmeta.log.messages import MAX_CHUNK_BYTES, SnapshotChunk, SnapshotReply
+from raftmeta.log.progress import Progress, SendState
+from raftmeta.log.snapshots import Incoming, SnapshotMeta, SnapshotStore
+from raftmeta.log.spares import Handle, Worker
+
+POLL_S = 0.02  # how often a worker is asked whether it is done
+
+
+class ExchangeSettings(msgspec.Struct, frozen=True):
+    entries: int = 20_000  # applied entries after which a snapshot is taken
+    journal_bytes: int = 256 << 20  # or when the journal has grown by this
+    keep_entries: int = 5_000  # entries below the snapshot that stay for slow followers
+    keep_files: int = 2
+
+
+class Installed(msgspec.Struct, frozen=True):
+    meta: SnapshotMeta
+    state: State
+    configuration: Configuration
+
+
+class SnapshotExchange:
+    def __init__(self, store: SnapshotStore, worker: Worker, journal: Journal, settings: ExchangeSettings) -> None:
+        self._store, self._worker, self._journal, self._settings = store, worker, journal, settings
+        self._latest: SnapshotMeta | None = None
+        self._job: Handle[SnapshotMeta] | None = None
+        self._incoming: Incoming | None = None
+        self._wanted = False  # a follower needs one and there is none
+        self._bytes_at_last = journal.bytes
+
+    @property
+    def index(self) -> int:
+        """Last index covered by the newest durable snapshot, 0 before the first."""
+        return 0 if self._latest is None else self._latest.index
+
+    def recovered(self, meta: SnapshotMeta | None) -> None:
+        self._latest = meta
+
+    def next_deadline(self) -> float:
+        return float("inf")
+
+    def poll(self, engine: Engine, state: State) -> None:
+        """Take a snapshot when one is due; finish one that is done. Raises what the worker met."""
+        if self._job is not None:
+            if self._job.done():
+                job, self._job = self._job, None
+                self._finish(job.result())
+            return
+        if engine.applied_index > self.index and (self._wanted or self._due(engine)):
+            self._wanted = False
+            index, configuration = engine.applied_index, cfg.encode(engine.configuration_at_applied)
+            term = self._journal.term_at(index)
+            assert term is not None
+            self._job = self._worker.submit(lambda: self._store.write(index, term, configuration, codec.snapshot_chunks(state)))
+            if self._job.done():
+                self.poll(engine, state)
+
+    def _due(self, engine: Engine) -> bool:
+        grown = self._journal.bytes - self._bytes_at_last >= self._settings.journal_bytes
+        return grown or engine.applied_index - self.index >= self._settings.entries
+
+    def _finish(self, meta: SnapshotMeta) -> None:
+        if meta.index <= self.index:
+            return  # a newer one was installed meanwhile
+        self._latest = meta
+        self._journal.compact_through(meta.index - self._settings.keep_entries)
+        self._store.prune(self._settings.keep_files)
+        self._bytes_at_last = self._journal.bytes
+
+    # ------------------------------------------------------------------ to a follower
+
+    def next_chunk(self, progress: Progress, engine: Engine) -> SnapshotChunk | None:
+        """The chunk that this follower needs next, or None while there is no snapshot to send yet."""
+        meta = self._latest
+        if meta is None or meta.index < self._journal.first_index - 1:
+            self._wanted = True
+            return None
+        if progress.state is not SendState.SNAPSHOT or progress.snapshot is None:
+            progress.start_snapshot(meta)
+        meta = progress.snapshot
+        assert meta is not None
+        if meta.index != self.index and progress.offset == 0:
+            progress.start_snapshot(self._latest or meta)
+            meta = progress.snapshot or meta
+        data = self._store.read_chunk(meta, progress.offset, MAX_CHUNK_BYTES)
+        return SnapshotChunk(engine.term, meta.index, meta.term, meta.size_bytes, meta.sha256, progress.offset, data, engine.round)
+
+    # ------------------------------------------------------------------ from the leader
+
+    def on_chunk(self, chunk: SnapshotChunk, engine: Engine) -> tuple[SnapshotReply, Installed | None]:
+        """Store one chunk; after the last one the verified snapshot to install."""
+        if chunk.index <= engine.applied_index:
+            return self._reply(chunk, engine, chunk.size_bytes, True), None
+        incoming = self._incoming
+        if incoming is None or (incoming.index, incoming.term, incoming.sha256) != (chunk.index, chunk.index_term, chunk.sha256):
+            if incoming is not None:
+                incoming.discard()
+            incoming = self._incoming = self._store.receive(chunk.index, chunk.index_term, chunk.size_bytes, chunk.sha256)
+        if chunk.offset == incoming.offset:
+            incoming.write(chunk.offset, chunk.data)
+        if incoming.offset < incoming.size_bytes:
+            return self._reply(chunk, engine, incoming.offset, False), None
+        self._incoming = None
+        meta = incoming.finish()
+        if meta is None:  # the digest is wrong: start over
+            return self._reply(chunk, engine, 0, False), None
+        state = codec.restore(self._store.open_chunks(meta))
+        self._latest = meta
+        self._bytes_at_last = self._journal.bytes
+        return self._reply(chunk, engine, meta.size_bytes, True), Installed(meta, state, cfg.decode(meta.config))
+
+    def _reply(self, chunk: SnapshotChunk, engine: Engine, next_offset: int, installed: bool) -> SnapshotReply:
+        return SnapshotReply(engine.term, chunk.index, next_offset, installed, chunk.round)

@@ -1,0 +1,127 @@
+"""The rules that PySyncObj leaves out, as pure functions. Row names (R1 ...) are those of docs/guarantees.md.
+
+Each function judges values and returns what the engine may do; none touches the engine, the journal or the network. Every rule can be
+switched off by name in `Rules`, which only tests do: a test of a rule must fail with its rule off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from raftmeta.log.messages import AppendEntries, Entry
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """All on, always; tests switch single ones off to see that they matter."""
+
+    keep_matching: bool = True  # R1: only a real conflict deletes
+    drop_stale_terms: bool = True  # R2
+    match_before_commit: bool = True  # R3
+    one_change_at_a_time: bool = True  # R4
+    voters_once: bool = True  # R7
+    pre_vote: bool = True  # R8
+    check_quorum: bool = True  # R9
+    boot_from_log: bool = True  # R13: the configuration in the journal, not the configured one
+    jump_back: bool = True  # R14: a refusal names commit + 1
+    window: bool = True  # R15
+    answer_stale: bool = True  # R16
+    count_self_synced: bool = True  # R19
+    read_after_noop: bool = True  # C1
+    confirm_reads: bool = True  # C1: a majority answers a round that began after the read arrived
+
+
+class Verdict(Enum):
+    REFUSE = "refuse"
+    ACCEPT = "accept"
+    HALT = "halt"  # committed entries would have to go: two truths, stop before serving either
+
+
+class AppendPlan(NamedTuple):
+    """What to do with an append. Accepted: `entries` follow (prev_index, prev_term); what is there behind it goes, if anything."""
+
+    verdict: Verdict
+    prev_index: int
+    prev_term: int
+    entries: Sequence[Entry]
+    matched_index: int  # up to here the log equals the leader's, once appended and synced
+    detail: str = ""
+
+
+class LogBounds(NamedTuple):
+    base_index: int  # last index below the log: covered by the snapshot
+    last_index: int
+    commit_index: int
+
+
+TermAt = Callable[[int], int | None]
+
+
+def plan_append(message: AppendEntries, log: LogBounds, term_at: TermAt, rules: Rules) -> AppendPlan:
+    """R1, R3: match first, keep what matches, delete only from a real (index, term) conflict, never at or below commit.
+
+    Everything up to the commit index equals the leader's log by leader completeness, so a message that starts below it matches there and
+    its covered entries are skipped; they are still compared where the log holds them, and a difference halts the member.
+    """
+    matched = message.prev_index + len(message.entries)
+    if message.prev_index > log.last_index:
+        return _refuse(log, rules, message)
+    if message.prev_index >= log.base_index:
+        held = term_at(message.prev_index)
+        if held != message.prev_term:
+            if message.prev_index <= log.commit_index and held is not None:
+                return _halt(f"entry {message.prev_index} is committed here in term {held}, the leader has term {message.prev_term}")
+            return _refuse(log, rules, message)
+    if not rules.keep_matching:
+        return AppendPlan(Verdict.ACCEPT, message.prev_index, message.prev_term, message.entries, matched)
+    for position, entry in enumerate(message.entries):
+        if entry.index <= log.base_index:
+            continue
+        if entry.index > log.last_index:
+            return _accept(entry.index - 1, message.entries[position:], term_at, matched)
+        held = term_at(entry.index)
+        if held != entry.term:
+            if entry.index <= log.commit_index:
+                return _halt(f"entry {entry.index} is committed here in term {held}, the leader sent term {entry.term}")
+            return _accept(entry.index - 1, message.entries[position:], term_at, matched)
+    return _accept(log.last_index, (), term_at, matched)
+
+
+def well_formed(message: AppendEntries) -> bool:
+    """Whether indexes are consecutive after prev_index, terms do not fall and none is above the sender's."""
+    if min(message.term, message.prev_index, message.prev_term, message.commit_index, message.round) < 0:
+        return False
+    term = message.prev_term
+    for position, entry in enumerate(message.entries, message.prev_index + 1):
+        if entry.index != position or entry.term < term or entry.term > message.term or not entry.payload:
+            return False
+        term = entry.term
+    return term <= message.term
+
+
+def up_to_date(last_term: int, last_index: int, own_term: int, own_index: int) -> bool:
+    """Raft §5.4.1: the later last term wins, then the longer log."""
+    return (last_term, last_index) >= (own_term, own_index)
+
+
+def quorum_value(values: Sequence[int], quorum: int) -> int:
+    """The highest value that at least `quorum` of the values reach."""
+    return sorted(values, reverse=True)[quorum - 1]
+
+
+def _accept(prev_index: int, entries: Sequence[Entry], term_at: TermAt, matched: int) -> AppendPlan:
+    term = term_at(prev_index)
+    assert term is not None, prev_index
+    return AppendPlan(Verdict.ACCEPT, prev_index, term, entries, matched)
+
+
+def _refuse(log: LogBounds, rules: Rules, message: AppendEntries) -> AppendPlan:
+    ask_for = log.commit_index if rules.jump_back else max(message.prev_index - 1, 0)
+    return AppendPlan(Verdict.REFUSE, 0, 0, (), ask_for)
+
+
+def _halt(detail: str) -> AppendPlan:
+    return AppendPlan(Verdict.HALT, 0, 0, (), 0, detail)

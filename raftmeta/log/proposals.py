@@ -1,0 +1,211 @@
+"""Commands on their way into the log, from arrival to result (R12: every one of them ends, in a bounded time).
+
+`queue`: waiting for a leader or for the next entry. `inflight`: in an entry of this leader, by index. `forwarded`: sent to the leader.
+A sink is called exactly once, from the engine thread. Bounds: MAX_QUEUED commands and MAX_QUEUED_BYTES of bodies; beyond, `overloaded`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from raftmeta.core import commands
+from raftmeta.core.commands import Body, Command
+from raftmeta.core.types import Outcome
+from raftmeta.log.messages import MAX_COMMAND_BYTES, MAX_ENTRY_BYTES, Proposal
+
+MAX_QUEUED = 20_000
+MAX_QUEUED_BYTES = 64 << 20
+MAX_BATCH = 4_096  # commands of one entry
+
+
+class Result(NamedTuple):
+    """`code` "ok": applied, see `outcome` (which may be a rejection); else why there is none."""
+
+    code: str
+    outcome: Outcome | None = None
+    log_index: int = 0  # log index of the entry, 0 when there is none
+
+
+Sink = Callable[[Result], None]
+
+
+class Pending:
+    """One command and who waits for it."""
+
+    __slots__ = ("body", "deadline", "principal", "request_id", "sink", "size_bytes", "source")
+
+    def __init__(self, proposal: Proposal, deadline: float, sink: Sink) -> None:
+        self.request_id, self.principal, self.source = proposal.request_id, proposal.principal, proposal.source
+        self.body = proposal.body
+        self.size_bytes = len(proposal.body) + 256
+        self.deadline = deadline
+        self.sink = sink
+
+
+class Batch(NamedTuple):
+    payload: bytes
+    sinks: list[Sink]
+
+
+class Proposals:
+    def __init__(self, first_id: int) -> None:
+        """`first_id` differs between incarnations, so that an answer meant for an earlier one is nobody's."""
+        self.queue: deque[Pending] = deque()
+        self.inflight: dict[int, tuple[int, list[Sink]]] = {}
+        self.forwarded: dict[int, Pending] = {}
+        self._queued_bytes = 0
+        self._next_id = first_id
+        self._last_ms = 0
+
+    @property
+    def queue_bytes(self) -> int:
+        """Upper bound of the next entry's payload."""
+        return min(self._queued_bytes, MAX_ENTRY_BYTES + MAX_COMMAND_BYTES)
+
+    def submit(self, pending: Pending) -> None:
+        """Queue it, or end it at once as too large or one too many."""
+        if pending.size_bytes > MAX_COMMAND_BYTES:
+            pending.sink(Result("body_too_large"))
+        elif len(self.queue) >= MAX_QUEUED or self._queued_bytes + pending.size_bytes > MAX_QUEUED_BYTES:
+            pending.sink(Result("overloaded"))
+        else:
+            self.queue.append(pending)
+            self._queued_bytes += pending.size_bytes
+
+    def next_batch(self, now_ms: int) -> Batch | None:
+        """The oldest queued commands as the payload of one entry, stamped; at most MAX_ENTRY_BYTES and MAX_BATCH."""
+        if not self.queue:
+            return None
+        self._last_ms = max(self._last_ms, now_ms)
+        encoded: list[bytes] = []
+        sinks: list[Sink] = []
+        size = 0
+        while self.queue and len(encoded) < MAX_BATCH:
+            size += self.queue[0].size_bytes
+            if encoded and size > MAX_ENTRY_BYTES:
+                break
+            pending = self._pop()
+            encoded.append(_stamp(pending, self._last_ms))
+            sinks.append(pending.sink)
+        return Batch(_payload_encoder.encode(encoded), sinks)
+
+    def appended(self, index: int, term: int, sinks: list[Sink]) -> None:
+        self.inflight[index] = (term, sinks)
+
+    def applied(self, index: int, term: int, outcomes: Sequence[Outcome]) -> None:
+        """The entry at `index` is committed: with its own term its commands have outcomes, with another they are in no log."""
+        waiting = self.inflight.pop(index, None)
+        if waiting is None:
+            return
+        own_term, sinks = waiting
+        if own_term != term:
+            for sink in sinks:
+                sink(Result("not_applied"))
+            return
+        for sink, outcome in zip(sinks, outcomes, strict=True):
+            sink(Result("ok", outcome, index))
+
+    def take_forwards(self, max_bytes: int) -> list[Proposal]:
+        """Queued commands to send to the leader; they stay here as `forwarded`."""
+        taken: list[Proposal] = []
+        size = 0
+        while self.queue and (not taken or size + self.queue[0].size_bytes <= max_bytes):
+            pending = self._pop()
+            size += pending.size_bytes
+            self.forwarded[self._next_id] = pending
+            taken.append(Proposal(self._next_id, pending.request_id, pending.principal, pending.source, pending.body))
+            self._next_id += 1
+        return taken
+
+    def put_back(self, proposals: Sequence[Proposal]) -> None:
+        """They could not be sent; they wait at the head of the queue again, in their order."""
+        for proposal in reversed(proposals):
+            pending = self.forwarded.pop(proposal.id)
+            self.queue.appendleft(pending)
+            self._queued_bytes += pending.size_bytes
+
+    def answered(self, proposal_id: int, result: Result) -> None:
+        pending = self.forwarded.pop(proposal_id, None)
+        if pending is not None:
+            pending.sink(result)
+
+    def lost_leadership(self) -> None:
+        """Their entries may still be committed by another leader."""
+        waiting = [sink for _, sinks in self.inflight.values() for sink in sinks]
+        self.inflight.clear()
+        for sink in waiting:
+            sink(Result("unknown_outcome"))
+
+    def lost_leader(self) -> None:
+        """What was sent to a leader that is gone may or may not have been proposed."""
+        self.end_forwarded("unknown_outcome")
+
+    def end_forwarded(self, code: str) -> None:
+        waiting, self.forwarded = list(self.forwarded.values()), {}
+        for pending in waiting:
+            pending.sink(Result(code))
+
+    def end_queued(self, code: str) -> None:
+        """Nothing queued is in any log."""
+        waiting, self.queue, self._queued_bytes = self.queue, deque(), 0
+        for pending in waiting:
+            pending.sink(Result(code))
+
+    def expire(self, now: float) -> None:
+        if any(pending.deadline <= now for pending in self.queue):
+            overdue = [pending for pending in self.queue if pending.deadline <= now]
+            self.queue = deque(pending for pending in self.queue if pending.deadline > now)
+            self._queued_bytes = sum(pending.size_bytes for pending in self.queue)
+            for pending in overdue:
+                pending.sink(Result("no_leader"))
+        for proposal_id in [key for key, pending in self.forwarded.items() if pending.deadline <= now]:
+            self.forwarded.pop(proposal_id).sink(Result("unknown_outcome"))
+
+    def _pop(self) -> Pending:
+        pending = self.queue.popleft()
+        self._queued_bytes -= pending.size_bytes
+        return pending
+
+
+def commands_of(payload: memoryview | bytes) -> list[bytes]:
+    """The encoded commands of an entry's payload without its opcode. Raises msgspec.MsgspecError."""
+    return _payload_decoder.decode(payload)
+
+
+def encode_body(body: Body) -> bytes:
+    return _body_encoder.encode(body)
+
+
+def decode_body(data: bytes) -> Body:
+    """Raises msgspec.MsgspecError."""
+    return _body_decoder.decode(data)
+
+
+def _stamp(pending: Pending, now_ms: int) -> bytes:
+    return _stamped_encoder.encode(
+        _Stamped(commands.SCHEMA, pending.request_id, pending.principal, pending.source, now_ms, msgspec.Raw(pending.body))
+    )
+
+
+class _Stamped(msgspec.Struct, frozen=True, array_like=True):
+    """`Command` with a body that is encoded already: same bytes, no second encoding."""
+
+    schema: int
+    request_id: str
+    principal: str
+    source: str
+    stamped_ms: int
+    body: msgspec.Raw
+
+
+assert _Stamped.__struct_fields__ == Command.__struct_fields__
+
+_payload_encoder = msgspec.msgpack.Encoder()
+_payload_decoder = msgspec.msgpack.Decoder(list[bytes])
+_stamped_encoder = msgspec.msgpack.Encoder()
+_body_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_body_decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(Body)

@@ -1,0 +1,358 @@
+"""One member's log and state, as a machine that is stepped: no thread, no socket, no clock of its own.
+
+A step takes what arrived, ticks the engine, applies, and makes ONE journal sync; only then may what the engine wanted to send leave
+(`step` returns it). Nothing that depends on a journal write leaves before its sync. The thread that owns a replica (runner.py) and the
+simulation drive it the same way. Everything in here belongs to that one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from raftmeta.core.apply import apply_batch
+from raftmeta.core.commands import Body
+from raftmeta.core.events import Event
+from raftmeta.core.state import State
+from raftmeta.core.types import Outcome
+from raftmeta.log import engine
+from raftmeta.log.boot import Recovered
+from raftmeta.log.configuration import Configuration
+from raftmeta.log.engine import LEADER, Engine, Halted, Ports, Setup, Timing
+from raftmeta.log.exchange import SnapshotExchange
+from raftmeta.log.guard import Rules
+from raftmeta.log.journal import Journal
+from raftmeta.log.messages import (
+    AnyMessage,
+    Forward,
+    ForwardReply,
+    Gossip,
+    Proposal,
+    ProposalReply,
+    ReadIndex,
+    ReadIndexReply,
+    SnapshotChunk,
+    SnapshotReply,
+    StateReport,
+)
+from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
+from raftmeta.log.progress import Progress
+from raftmeta.log.proposals import Pending, Proposals, Result, Sink, commands_of, decode_body
+from raftmeta.log.reads import Reads, ReadSink
+
+EXPIRY_S = 0.05  # how often deadlines of waiting callers are looked at
+BARRIER_S = 0.5  # a member without readers renews its barrier this often, so that its staleness is known
+REPORT_EVERY = 1_000  # revisions between two reports of the state hash to the peers
+MAX_FORWARD_BYTES = 4 << 20
+MAX_REPORTS = 64
+
+
+class Observer(Protocol):
+    """Who is told what happened. Called from the thread of the replica; must not raise or block."""
+
+    def applied(self, state: State, events: Sequence[Event]) -> None: ...
+    def replaced(self, state: State) -> None: ...
+    def bootstrapped(self) -> None: ...
+    def peers_changed(self, configuration: Configuration) -> None: ...
+    def heard(self, peer: str, topic: str, data: bytes) -> None: ...
+    def alarm(self, code: str, detail: str) -> None: ...
+
+
+class ReplicaSetup(msgspec.Struct, frozen=True):
+    member_id: str
+    timing: Timing
+    ports: Ports
+    wall_ms: Callable[[], int]
+    authorize: Callable[[str, Body], bool]  # the leader's own check of a forwarded command
+    rules: Rules = Rules()
+    forward_timeout_s: float = 10.0
+
+
+class Replica:
+    def __init__(self, setup: ReplicaSetup, recovered: Recovered, journal: Journal, exchange: SnapshotExchange, observer: Observer) -> None:
+        self._setup, self._ports, self._observer = setup, setup.ports, observer
+        self._journal, self._exchange = journal, exchange
+        self.state = recovered.state
+        first_id = int(setup.ports.random() * (1 << 32)) << 24
+        self.proposals, self.reads = Proposals(first_id), Reads(first_id)
+        self._outbox: list[tuple[str, AnyMessage]] = []
+        self._replies: dict[str, list[ProposalReply]] = {}
+        self._connected: set[str] = set()
+        self._leader = ""
+        self._reports: dict[int, bytes] = {}
+        self._expire_at = 0.0
+        self.sync_s = 0.0
+        self._bootstrap_pending = recovered.bootstrap
+        engine_setup = Setup(
+            setup.member_id, recovered.applied_index, recovered.configurations, recovered.bootstrap, setup.timing, setup.ports, setup.rules
+        )
+        self.engine = Engine(engine_setup, journal, self)
+        exchange.recovered(recovered.snapshot)
+
+    # ------------------------------------------------------------------ the callers' side
+
+    def propose(self, proposal: Proposal, timeout_s: float, sink: Sink) -> None:
+        self.proposals.submit(Pending(proposal, self._ports.clock() + timeout_s, sink))
+
+    def read(self, timeout_s: float, sink: ReadSink) -> None:
+        self.reads.submit(self._ports.clock() + timeout_s, sink)
+
+    def gossip(self, topic: str, data: bytes) -> None:
+        for peer in sorted(self._connected):
+            self._outbox.append((peer, Gossip(topic, data)))
+
+    def is_connected(self, peer: str) -> bool:
+        return peer in self._connected
+
+    @property
+    def snapshot_index(self) -> int:
+        return self._exchange.index
+
+    def staleness_s(self) -> float:
+        return self._ports.clock() - self.reads.barrier_started_at
+
+    # ------------------------------------------------------------------ the loop
+
+    def step(self, events: Sequence[PeerEvent]) -> list[tuple[str, AnyMessage]]:
+        """Handle what arrived, tick, sync once; what to send now. Raises Halted, DiskFailed: the member must stop."""
+        self.engine.begin_step()
+        for event in events:
+            self._on_event(event)
+        self._watch_leader()
+        self._start_reads()
+        self._forward()
+        self.engine.tick()
+        self._watch_leader()
+        self._finish_reads()
+        self._exchange.poll(self.engine, self.state)
+        self._expire()
+        self.sync_s = self._journal.sync()
+        self._flush_replies()
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def next_deadline(self) -> float:
+        """Monotonic time of the next step that is due although nothing arrives."""
+        due = min(self.engine.next_deadline(), self._exchange.next_deadline())
+        if self.proposals.queue or self.proposals.forwarded or not self.reads.idle:
+            due = min(due, self._expire_at)
+        if self._leader:
+            due = min(due, self.reads.barrier_started_at + BARRIER_S) if self.reads.idle else due
+        return due
+
+    def stop(self) -> None:
+        """End every waiting caller; the journal stays open for its owner to close."""
+        self.proposals.lost_leadership()
+        self.proposals.end_forwarded("unknown_outcome")
+        self.proposals.end_queued("shutting_down")
+        self.reads.end("shutting_down")
+
+    def _on_event(self, event: PeerEvent) -> None:
+        match event:
+            case Connected():
+                self._connected.add(event.peer)
+                self.engine.connected(event.peer)
+            case Disconnected():
+                self._connected.discard(event.peer)
+                self.engine.disconnected(event.peer)
+                if event.peer == self._leader:
+                    self.proposals.lost_leader()
+                    self.reads.lost_leader()
+            case Received():
+                self._on_message(event.peer, event.message)
+
+    def _on_message(self, peer: str, message: AnyMessage) -> None:
+        match message:
+            case Forward():
+                self._on_forward(peer, message)
+            case ForwardReply():
+                for reply in message.replies:
+                    self.proposals.answered(reply.id, _result_of(reply))
+            case ReadIndex():
+                self._on_read_index(peer, message)
+            case ReadIndexReply():
+                if peer == self.engine.leader_id:
+                    self.reads.answered(message.id, message.index)
+            case Gossip():
+                self._observer.heard(peer, message.topic, message.data)
+            case StateReport():
+                self._compare(peer, message)
+            case _:
+                self.engine.receive(peer, message)
+
+    def _watch_leader(self) -> None:
+        leader = self.engine.leader_id
+        if leader != self._leader:
+            self._leader = leader
+            self.proposals.lost_leader()
+            self.reads.lost_leader()
+
+    def _expire(self) -> None:
+        now = self._ports.clock()
+        if now >= self._expire_at:
+            self._expire_at = now + EXPIRY_S
+            self.proposals.expire(now)
+            self.reads.expire(now, "no_quorum" if self._leader else "no_leader")
+
+    # ------------------------------------------------------------------ proposals
+
+    def _on_forward(self, peer: str, message: Forward) -> None:
+        for proposal in message.proposals:
+            sink = self._reply_to(peer, proposal.id)
+            if self.engine.role != LEADER:
+                sink(Result("no_leader"))
+                continue
+            try:
+                allowed = self._setup.authorize(proposal.principal, decode_body(proposal.body))
+            except msgspec.MsgspecError:
+                sink(Result("bad_request"))
+                continue
+            if allowed:
+                self.propose(proposal, self._setup.forward_timeout_s, sink)
+            else:
+                sink(Result("forbidden"))
+
+    def _reply_to(self, peer: str, proposal_id: int) -> Sink:
+        def sink(result: Result) -> None:
+            outcome = _outcome_encoder.encode(result.outcome) if result.outcome is not None else b""
+            self._replies.setdefault(peer, []).append(ProposalReply(proposal_id, result.code, outcome, result.log_index))
+
+        return sink
+
+    def _flush_replies(self) -> None:
+        for peer, replies in sorted(self._replies.items()):
+            self._outbox.append((peer, ForwardReply(tuple(replies))))
+        self._replies.clear()
+
+    def _forward(self) -> None:
+        if self.engine.role == LEADER or not self._leader or self._leader not in self._connected:
+            return
+        proposals = self.proposals.take_forwards(MAX_FORWARD_BYTES)
+        if proposals:
+            self._outbox.append((self._leader, Forward(tuple(proposals))))
+
+    # ------------------------------------------------------------------ reads
+
+    def _start_reads(self) -> None:
+        now = self._ports.clock()
+        if self.reads.idle and self._leader and now - self.reads.barrier_started_at >= BARRIER_S:
+            self.reads.submit(now + self._setup.timing.election_min_s, _nobody)
+        if self.engine.role == LEADER:
+            number = self.engine.round + 1 if self._setup.rules.confirm_reads else 0
+            if self.engine.may_serve_reads and self.reads.start_round(number, self.engine.commit_index, now):
+                self.engine.round_wanted = True
+        elif self._leader in self._connected:
+            question = self.reads.ask(now, self._setup.timing.heartbeat_s * 2)
+            if question is not None:
+                self._outbox.append((self._leader, ReadIndex(question)))
+
+    def _finish_reads(self) -> None:
+        if self.engine.role == LEADER:
+            self.reads.confirmed(self.engine.confirmed_round)
+        self.reads.settle(self.engine.applied_index)
+
+    def _on_read_index(self, peer: str, message: ReadIndex) -> None:
+        if self.engine.role != LEADER:
+            self._outbox.append((peer, ReadIndexReply(message.id, -1)))
+            return
+
+        def sink(code: str, index: int) -> None:
+            self._outbox.append((peer, ReadIndexReply(message.id, index if code == "ok" else -1)))
+
+        self.read(self._setup.timing.election_min_s, sink)
+
+    # ------------------------------------------------------------------ the engine's hooks
+
+    def send(self, peer: str, message: AnyMessage) -> None:
+        self._outbox.append((peer, message))
+
+    def next_payload(self) -> bytes | None:
+        if not self.proposals.queue:
+            return None
+        if not self._journal.has_room(self.proposals.queue_bytes):
+            self.proposals.end_queued("disk_full")
+            self._observer.alarm("disk_full", "no room for another entry; new commands are refused")
+            return None
+        batch = self.proposals.next_batch(self._setup.wall_ms())
+        assert batch is not None
+        self.proposals.appended(self.engine.last_index + 1, self.engine.term, batch.sinks)
+        return bytes([engine.OP_COMMANDS]) + batch.payload
+
+    def apply(self, index: int, term: int, payload: bytes) -> None:
+        """One committed entry. Apply is total, so whatever is raised in here stops the member (R5)."""
+        outcomes: Sequence[Outcome] = ()
+        match payload[0]:
+            case engine.OP_COMMANDS:
+                before = self.state.revision
+                applied = apply_batch(self.state, commands_of(memoryview(payload)[1:]))
+                self.state, outcomes = applied.state, applied.outcomes
+                self._observer.applied(applied.state, applied.events)
+                if before // REPORT_EVERY != self.state.revision // REPORT_EVERY:
+                    self._report()
+            case engine.OP_NOOP:
+                pass
+            case engine.OP_MEMBERSHIP:
+                if self._bootstrap_pending:
+                    self._bootstrap_pending = False
+                    self._observer.bootstrapped()
+            case opcode:
+                raise Halted(f"entry {index} has opcode {opcode}, which this build does not know")
+        self.proposals.applied(index, term, outcomes)
+
+    def on_role(self, role: int) -> None:
+        self.reads.lost_leader()
+        if role != LEADER:
+            self.proposals.lost_leadership()
+
+    def on_configuration(self, configuration: Configuration) -> None:
+        self._observer.peers_changed(configuration)
+
+    def on_chunk(self, peer: str, chunk: SnapshotChunk) -> SnapshotReply | None:
+        reply, installed = self._exchange.on_chunk(chunk, self.engine)
+        if installed is not None:
+            self.state = installed.state
+            self.engine.installed(installed.meta.index, installed.meta.term, installed.configuration)
+            self._observer.replaced(self.state)
+            self._bootstrap_pending = False
+            self._observer.bootstrapped()
+        return reply
+
+    def next_chunk(self, peer: str, progress: Progress) -> SnapshotChunk | None:
+        return self._exchange.next_chunk(progress, self.engine)
+
+    # ------------------------------------------------------------------ equal revisions have equal hashes
+
+    def _report(self) -> None:
+        revision, state_hash = self.state.revision, self.state.state_hash
+        self._reports[revision] = state_hash
+        while len(self._reports) > MAX_REPORTS:
+            self._reports.pop(next(iter(self._reports)))
+        for peer in sorted(self._connected):
+            self._outbox.append((peer, StateReport(revision, state_hash)))
+
+    def _compare(self, peer: str, report: StateReport) -> None:
+        own = self._reports.get(report.revision)
+        if own is not None and own != report.state_hash:
+            self._observer.alarm(
+                "integrity",
+                f"at revision {report.revision} {peer} has state hash {report.state_hash.hex()}, this member {own.hex()}",
+            )
+
+
+def _result_of(reply: ProposalReply) -> Result:
+    if reply.code != "ok":
+        return Result(reply.code)
+    try:
+        return Result("ok", _outcome_decoder.decode(reply.outcome), reply.index)
+    except msgspec.MsgspecError:
+        return Result("unknown_outcome")
+
+
+def _nobody(code: str, index: int) -> None:
+    """The sink of a barrier that only renews the staleness bound."""
+
+
+_outcome_encoder = msgspec.msgpack.Encoder()
+_outcome_decoder = msgspec.msgpack.Decoder(Outcome)

@@ -1,0 +1,236 @@
+"""The thread that owns a replica: waits for the network, steps, sends. Implements the port `Log` for every other thread.
+
+Other threads never touch the replica: they leave a call in the inbox and get a future. What they may look at (state, status) is an
+immutable value that this thread replaces. An exception out of a step is final: it is recorded, every waiting caller is ended, and
+`on_fault` tells the process to end; a member that met a disk error or two truths must not go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+import msgspec
+
+from raftmeta.core.commands import Body
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.types import Outcome
+from raftmeta.log.engine import LEADER, ROLE_NAMES
+from raftmeta.log.journal import Journal
+from raftmeta.log.messages import AnyMessage, Proposal
+from raftmeta.log.peers import PeerEvent
+from raftmeta.log.port import LogStatus, MemberInfo
+from raftmeta.log.proposals import Result, encode_body
+from raftmeta.log.replica import Replica
+
+MAX_WAIT_S = 0.5
+STATUS_S = 0.01  # a look at the engine is at most this old while it works
+STOP_S = 5.0
+OVERDUE_S = 2.0  # a step that takes longer than this shows as a stall in `stalled_s`
+
+
+class Network(Protocol):
+    """What the runner uses of a transport."""
+
+    def start(self) -> None: ...
+    def poll(self, timeout_s: float) -> list[PeerEvent]: ...
+    def send(self, peer: str, message: AnyMessage) -> bool: ...
+    def flush(self) -> None: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Identity(msgspec.Struct, frozen=True):
+    member_id: str
+    cluster_id: str
+
+
+class Runner:
+    def __init__(self, identity: Identity, replica: Replica, journal: Journal, network: Network, on_fault: Callable[[str], None]) -> None:
+        self._identity, self._replica, self._journal, self._network = identity, replica, journal, network
+        self._on_fault = on_fault
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self._stopping = False
+        self._fault = ""
+        self._thread = threading.Thread(target=self._run, name="raftmeta-log", daemon=True)
+        self._status = self._look()
+        self._status_at = 0.0
+        self._step_began = 0.0  # monotonic, 0 while waiting
+
+    # ------------------------------------------------------------------ any thread
+
+    def start(self) -> None:
+        """Bind the peer port in the caller's thread, so that a taken port is the caller's error; then run."""
+        self._network.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every waiting caller and the thread, then close journal and network."""
+        self._stopping = True
+        self._network.wake()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
+        if not self._thread.is_alive():
+            self._network.close()
+            self._journal.close()
+
+    def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        proposal = Proposal(0, request_id, principal, self._identity.member_id, encode_body(body))
+
+        def sink(result: Result) -> None:
+            if result.outcome is not None and result.code == "ok":
+                future.set_result(result.outcome)
+            else:
+                future.set_exception(RaftmetaError(result.code, _why(result.code)))
+
+        self._call(lambda: self._replica.propose(proposal, timeout_s, sink), future)
+        return future
+
+    def read_barrier(self, timeout_s: float) -> Future[int]:
+        future: Future[int] = Future()
+
+        def sink(code: str, index: int) -> None:
+            if code == "ok":
+                future.set_result(self._replica.state.revision)
+            else:
+                future.set_exception(RaftmetaError(code, _why(code)))
+
+        self._call(lambda: self._replica.read(timeout_s, sink), future)
+        return future
+
+    def gossip(self, topic: str, data: bytes) -> None:
+        """Best effort, to every connected member."""
+        self._call(lambda: self._replica.gossip(topic, data), None)
+
+    def change_membership(self, change: Callable[[Replica], str | None]) -> Future[None]:
+        """Run a membership change on the leader; RaftmetaError gate_not_met with the reason when it may not be now."""
+        future: Future[None] = Future()
+
+        def call() -> None:
+            reason = change(self._replica)
+            if reason is None:
+                future.set_result(None)
+            else:
+                future.set_exception(RaftmetaError("gate_not_met", reason))
+
+        self._call(call, future)
+        return future
+
+    def staleness_ms(self) -> float:
+        return self._replica.staleness_s() * 1000.0
+
+    def status(self) -> LogStatus:
+        return self._status
+
+    def stalled_s(self) -> float:
+        """How long the current step has been running, 0.0 while waiting; a blocked disk shows here while the thread cannot tell."""
+        began = self._step_began
+        return 0.0 if began == 0.0 else time.monotonic() - began
+
+    def _call(self, call: Callable[[], None], future: Future[Outcome] | Future[int] | Future[None] | None) -> None:
+        if self._stopping or self._fault:
+            if future is not None:
+                future.set_exception(RaftmetaError("shutting_down", self._fault or "the member is stopping"))
+            return
+        self._inbox.append(call)
+        if not self._woken:
+            self._woken = True
+            self._network.wake()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._once()
+        except Exception as fault:  # noqa: BLE001 - the outermost loop: the member must end, whatever it was
+            self._fault = f"{type(fault).__name__}: {fault}"
+        self._step_began = 0.0
+        self._replica.stop()
+        self._drain()
+        self._replica.stop()
+        self._status = self._look()
+        if self._fault:
+            self._on_fault(self._fault)
+
+    def _once(self) -> None:
+        wait = self._replica.next_deadline() - time.monotonic()
+        wait = min(wait, self._journal.idle(time.monotonic()) - time.monotonic(), MAX_WAIT_S)
+        events = self._network.poll(0.0 if self._inbox else max(wait, 0.0))
+        self._step_began = time.monotonic()
+        self._drain()
+        for peer, message in self._replica.step(events):
+            self._network.send(peer, message)
+        self._network.flush()
+        now = time.monotonic()
+        if now - self._status_at >= STATUS_S or self._replica.engine.role != self._looked_role:
+            self._status, self._status_at = self._look(), now
+        self._step_began = 0.0
+
+    def _drain(self) -> None:
+        self._woken = False
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()()
+
+    def _look(self) -> LogStatus:
+        engine = self._replica.engine
+        self._looked_role = engine.role
+        matches = engine.match_indexes
+        return LogStatus(
+            member_id=self._identity.member_id,
+            cluster_id=self._identity.cluster_id,
+            role="stopped" if self._fault or self._stopping else ROLE_NAMES[engine.role],
+            leader_id=engine.leader_id,
+            term=engine.term,
+            last_index=engine.last_index,
+            commit_index=engine.commit_index,
+            applied_index=engine.applied_index,
+            applied_revision=self._replica.state.revision,
+            members=tuple(
+                MemberInfo(
+                    id=member.id,
+                    zone=member.zone,
+                    peer_address=member.peer_address,
+                    api_url=member.api_url,
+                    role=self._role_of(member.id),
+                    match_index=engine.last_index if member.id == engine.leader_id and matches else matches.get(member.id, -1),
+                )
+                for member in engine.configuration.members
+            ),
+            journal_bytes=self._journal.bytes,
+            snapshot_index=self._replica.snapshot_index,
+            sync_ms=self._replica.sync_s * 1000.0,
+            fault=self._fault,
+        )
+
+    def _role_of(self, member_id: str) -> str:
+        engine = self._replica.engine
+        if member_id == self._identity.member_id:
+            return ROLE_NAMES[engine.role]
+        if member_id == engine.leader_id:
+            return ROLE_NAMES[LEADER]
+        return "follower" if self._replica.is_connected(member_id) else "unreachable"
+
+
+_WHY = {
+    "no_leader": "no leader answered before the deadline; nothing was proposed",
+    "no_quorum": "a majority of the members did not confirm the leader before the deadline",
+    "not_applied": "another leader's entry took the place of this one",
+    "unknown_outcome": "the leader changed while the command was under way",
+    "overloaded": "too many commands are waiting",
+    "body_too_large": "the command exceeds 4 MiB",
+    "disk_full": "the leader has no room for another journal segment",
+    "shutting_down": "the member is stopping",
+    "forbidden": "the leader does not allow this principal to do this",
+    "bad_request": "the leader could not read the forwarded command",
+}
+
+
+def _why(code: str) -> str:
+    return _WHY.get(code, code)

@@ -1,0 +1,34 @@
+"""The network of a single member: nobody to talk to, but other threads can wake it."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from raftmeta.log.messages import AnyMessage
+from raftmeta.log.peers import PeerEvent
+
+
+class SoloNetwork:
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def start(self) -> None:
+        """Nothing to bind."""
+
+    def poll(self, timeout_s: float) -> list[PeerEvent]:
+        if select.select([self._fd], [], [], timeout_s)[0]:
+            os.eventfd_read(self._fd)
+        return []
+
+    def send(self, peer: str, message: AnyMessage) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Nothing is queued."""
+
+    def wake(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,137 @@
+"""What a data directory yields when it is opened: identity, journal, snapshots, the recovered state, a network to start with.
+
+Everything is verified here, before any port is bound, and nothing runs yet. A directory that belongs to another member or another
+cluster is refused. A new directory forms a cluster only by the marker that `init` wrote, or as the single development member.
+"""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from raftmeta.config import ServerConfig
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.durable import Disk, read_file, write_file
+from raftmeta.log import marker as markers
+from raftmeta.log.boot import Recovered, recover
+from raftmeta.log.configuration import MemberSpec, configuration_of
+from raftmeta.log.faults import JournalCorrupt
+from raftmeta.log.journal import Journal, Tuning
+from raftmeta.log.marker import Marker
+from raftmeta.log.runner import Identity, Network
+from raftmeta.log.settings import TransportSettings
+from raftmeta.log.snapshots import SnapshotStore
+from raftmeta.log.solo import SoloNetwork
+from raftmeta.log.transport import TlsTransport
+from raftmeta.security.tls import PeerTls, TlsFiles
+
+IDENTITY_NAME = "identity"
+
+
+class Parts(msgspec.Struct, frozen=True):
+    disk: Disk
+    data_dir: Path
+    identity: Identity
+    configured: tuple[MemberSpec, ...]  # addresses to start with; who is a member stands in the log
+    journal: Journal
+    store: SnapshotStore
+    recovered: Recovered
+    network: Network
+    snapshot_worker: ThreadPoolExecutor
+    segment_worker: ThreadPoolExecutor
+
+
+def open_parts(config: ServerConfig, disk: Disk) -> Parts:
+    """The caller holds the directory's lock. Raises RaftmetaError naming what is wrong and what to do."""
+    marker = markers.read_marker(disk, config.data_dir)
+    identity = _identity(config, disk, marker)
+    if marker is None and _is_new(disk, config.data_dir) and config.peer is None:
+        marker = _development_marker(config, disk, identity)
+    segment_worker = ThreadPoolExecutor(1, "raftmeta-segments")
+    journal = _open_journal(config, disk, identity, segment_worker)
+    store = SnapshotStore(disk, config.data_dir / "snapshots")
+    configured = tuple(MemberSpec(m.id, m.zone, m.peer_address, m.api_url) for m in config.members)
+    try:
+        recovered = recover(journal, store, marker.configuration if marker else None)
+        network = _network(config, identity)
+    except BaseException:
+        journal.close()
+        raise
+    workers = ThreadPoolExecutor(1, "raftmeta-snapshots"), segment_worker
+    return Parts(disk, config.data_dir, identity, configured, journal, store, recovered, network, *workers)
+
+
+def accept_loss(config: ServerConfig, disk: Disk, index: int) -> tuple[int, int]:
+    """`raftmeta server --accept-data-loss-from INDEX`: give up the damaged records; the range that is lost."""
+    identity = _identity(config, disk, markers.read_marker(disk, config.data_dir))
+    tuning = Tuning(cluster_id=identity.cluster_id)
+    return Journal.accept_loss(disk, config.data_dir / "journal", index, segment_bytes=config.limits.segment_bytes, tuning=tuning)
+
+
+def _open_journal(config: ServerConfig, disk: Disk, identity: Identity, worker: ThreadPoolExecutor) -> Journal:
+    tuning = Tuning(cluster_id=identity.cluster_id, worker=worker)
+    try:
+        return Journal.open(disk, config.data_dir / "journal", segment_bytes=config.limits.segment_bytes, tuning=tuning)
+    except JournalCorrupt as damage:
+        if len(config.members) > 1:
+            hint = "its data is held by the other members: move the directory aside and add the member anew"
+        else:
+            hint = f"to go on without what is lost: raftmeta server --accept-data-loss-from {damage.damage.index}"
+        raise RaftmetaError("integrity", f"{damage.detail}; {hint}") from damage
+
+
+def _identity(config: ServerConfig, disk: Disk, marker: Marker | None) -> Identity:
+    """Who this directory belongs to, written at its first start. Raises RaftmetaError when that is somebody else."""
+    path = config.data_dir / IDENTITY_NAME
+    stored = read_file(disk, path)
+    wanted = config.cluster_id or (marker.cluster_id if marker else "")
+    if stored is None:
+        identity = Identity(config.member_id, wanted or f"dev-{uuid.uuid4().hex[:12]}")
+        write_file(disk, path, msgspec.json.encode(identity))
+        return identity
+    try:
+        identity = msgspec.json.decode(stored, type=Identity)
+    except msgspec.MsgspecError as cause:
+        raise RaftmetaError("integrity", f"{path}: the identity cannot be read: {cause}") from cause
+    expected = Identity(config.member_id, wanted or identity.cluster_id)
+    if identity != expected:
+        raise RaftmetaError(
+            "forbidden",
+            f"{config.data_dir} belongs to member {identity.member_id!r} of cluster {identity.cluster_id!r}, "
+            f"the configuration names member {expected.member_id!r} of cluster {expected.cluster_id!r}",
+        )
+    return identity
+
+
+def _is_new(disk: Disk, data_dir: Path) -> bool:
+    return not disk.listdir(data_dir / "journal") if disk.exists(data_dir / "journal") else True
+
+
+def _development_marker(config: ServerConfig, disk: Disk, identity: Identity) -> Marker:
+    """A member without a peer port is alone for good, so it may form its own cluster of one."""
+    spec = MemberSpec(config.member_id, config.zone, "", config.api.public_url)
+    marker = Marker(identity.cluster_id, configuration_of((spec,)))
+    markers.write_marker(disk, config.data_dir, marker)
+    return marker
+
+
+def _network(config: ServerConfig, identity: Identity) -> Network:
+    peer, timings, limits = config.peer, config.timings, config.limits
+    if peer is None:
+        return SoloNetwork()
+    tls = None
+    if peer.certificate is not None and peer.key is not None and peer.authority is not None:
+        tls = PeerTls(TlsFiles(certificate=peer.certificate, key=peer.key, authority=peer.authority))
+    settings = TransportSettings(
+        cluster_id=identity.cluster_id,
+        member_id=config.member_id,
+        listen=peer.listen,
+        queue_bytes=limits.peer_queue_bytes,
+        pending_connections=limits.pending_connections,
+        handshake_s=timings.handshake_s,
+        idle_s=timings.link_idle_s,
+    )
+    return TlsTransport(settings, tls)

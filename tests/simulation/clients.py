@@ -1,0 +1,142 @@
+"""Clients that write, read and retry under one key, and remember what they were told."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from raftmeta.core.commands import Body, DeclareDeployment, DeleteVersion, Publish
+from raftmeta.core.state import decode_outcome
+from raftmeta.core.types import Policy, Side, VersionSummary
+from raftmeta.log.messages import Proposal
+from raftmeta.log.proposals import Result, encode_body
+from tests.simulation.invariants import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+STOP_BEFORE_END_S = 10.0  # the last operations need time to be answered
+
+
+class Operation(msgspec.Struct):
+    key: str
+    body: Body
+    attempt: int = 0
+    answered: bool = False
+    revision: int = 0
+    code: str = ""
+
+
+class Clients:
+    def __init__(self, cluster: Cluster, random: Random, rate: float) -> None:
+        self._cluster, self._random, self._rate = cluster, random, rate
+        self._operations: list[Operation] = []
+        self._newest_acknowledged = 0
+        self._reads = 0
+        self._reads_served = 0
+        self._until = 0.0
+
+    def start(self) -> None:
+        plan = self._cluster.plan
+        self._until = self._cluster.now + plan.stormy_s + plan.calm_s - STOP_BEFORE_END_S
+        self._cluster.at(self._cluster.now + 0.5, "client")
+
+    def counts(self) -> tuple[int, int]:
+        answered = sum(operation.answered for operation in self._operations)
+        return len(self._operations) + self._reads, answered + self._reads_served
+
+    def crashed(self, member: str) -> None:
+        """Callers of a crashed member notice by their own time-outs."""
+
+    def act(self, data: object) -> None:
+        match data:
+            case Operation():
+                self._try(data)
+            case _:
+                if self._cluster.now < self._until:
+                    self._cluster.at(self._cluster.now + self._random.expovariate(self._rate), "client")
+                    if self._random.random() < 0.3:
+                        self._read()
+                    else:
+                        self._write()
+
+    def _write(self) -> None:
+        number = len(self._operations)
+        operation = Operation(f"{self._cluster.wall_ms():013d}-{number:08x}", self._body(number))
+        self._operations.append(operation)
+        self._try(operation)
+
+    def _body(self, number: int) -> Body:
+        model = f"model-{self._random.randrange(3)}"
+        kind = self._random.random()
+        if kind < 0.75:
+            return _publish(model, f"v{number}")
+        if kind < 0.9:
+            return DeleteVersion(model, f"v{self._random.randrange(number + 1)}")
+        return DeclareDeployment(f"d{number % 5}", model, Side("a", ("n1",)), Side("b", ("n2",)), Policy())
+
+    def _try(self, operation: Operation) -> None:
+        """One attempt at a random member, and the next one later if no answer came."""
+        if operation.answered:
+            return
+        operation.attempt += 1
+        cluster = self._cluster
+        member = cluster.members[self._random.choice(sorted(cluster.members))]
+        cluster.at(cluster.now + self._random.uniform(1.0, 3.0), "client", operation)
+        if member.replica is None:
+            return
+
+        def sink(result: Result) -> None:
+            cluster.note("answer", operation.key, result.code)
+            if result.code == "ok" and result.outcome is not None:
+                self._answered(operation, result.outcome.revision, result.outcome.code)
+
+        proposal = Proposal(0, operation.key, "client", member.id, encode_body(operation.body))
+        member.replica.propose(proposal, 2.0, sink)
+        cluster.wake(member, cluster.now)
+
+    def _answered(self, operation: Operation, revision: int, code: str) -> None:
+        if operation.answered and (operation.revision, operation.code) != (revision, code):
+            raise Violation(f"{operation.key} was answered twice: {operation.revision} {operation.code}, then {revision} {code}")
+        operation.answered, operation.revision, operation.code = True, revision, code
+        self._newest_acknowledged = max(self._newest_acknowledged, revision)
+
+    def _read(self) -> None:
+        """A linearizable read sees every write that was acknowledged before it began."""
+        cluster = self._cluster
+        member = cluster.members[self._random.choice(sorted(cluster.members))]
+        replica, floor = member.replica, self._newest_acknowledged
+        self._reads += 1
+        if replica is None:
+            return
+
+        def sink(code: str, index: int) -> None:
+            if code == "ok":
+                self._reads_served += 1
+                if replica.state.revision < floor:
+                    raise Violation(f"a read at {member.id} saw revision {replica.state.revision}, {floor} was acknowledged before")
+
+        replica.read(2.0, sink)
+        cluster.wake(member, cluster.now)
+
+    def check(self) -> None:
+        """No acknowledged write is lost, each key was applied once, and in calm weather everything was answered."""
+        replica = next(member.replica for member in self._cluster.members.values() if member.replica)
+        for operation in self._operations:
+            stored = replica.state.outcomes.get(operation.key)
+            kept = decode_outcome(stored) if stored else None
+            if not operation.answered:
+                raise Violation(f"{operation.key} had no answer after {operation.attempt} attempts")
+            if kept is None or (kept.revision, kept.code) != (operation.revision, operation.code):
+                raise Violation(f"{operation.key} was acknowledged at {operation.revision} as {operation.code}, the state holds {kept}")
+        if replica.state.revision != len(self._operations):
+            raise Violation(f"revision {replica.state.revision} after {len(self._operations)} commands: a key was applied twice or never")
+
+
+def _publish(model: str, label: str) -> Publish:
+    digest = hashlib.sha256(label.encode()).hexdigest()
+    packed = label.encode() * 10
+    return Publish(model, label, VersionSummary(digest, digest, digest, digest, hashlib.sha256(packed).hexdigest(), 10, 10, 1, 1), packed)

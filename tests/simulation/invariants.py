@@ -1,0 +1,77 @@
+"""What must hold after every step, whatever happened. Looks only at what changed."""
+
+from __future__ import annotations
+
+import hashlib
+
+from raftmeta.core.state import State
+from raftmeta.log.engine import LEADER
+from raftmeta.log.journal import Journal
+from raftmeta.log.replica import Replica
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Invariants:
+    def __init__(self) -> None:
+        self.leaders: dict[int, str] = {}  # term -> leader
+        self.committed: dict[int, tuple[int, bytes, bytes]] = {}  # index -> (term, digest of the payload, state hash after)
+        self.last_committed = 0
+        self.by_revision: dict[int, bytes] = {}
+        self._terms: dict[str, int] = {}
+        self._commits: dict[str, int] = {}
+        self.leader_changes = 0
+
+    def applied(self, member: str, index: int, term: int, payload: bytes, state: State) -> None:
+        """State machine safety: one entry per index, and the same state after it everywhere."""
+        seen = (term, hashlib.sha256(payload).digest(), state.state_hash)
+        known = self.committed.setdefault(index, seen)
+        if known != seen:
+            what = "state" if known[:2] == seen[:2] else "entry"
+            raise Violation(f"{member} applied another {what} at index {index}: term {term}, known term {known[0]}")
+        if index > self.last_committed + 1:
+            raise Violation(f"{member} applied index {index}, but nobody applied {self.last_committed + 1} before")
+        self.last_committed = max(self.last_committed, index)
+        self._same_hash(member, state)
+
+    def installed(self, member: str, state: State) -> None:
+        self._same_hash(member, state)
+
+    def _same_hash(self, member: str, state: State) -> None:
+        known = self.by_revision.setdefault(state.revision, state.state_hash)
+        if known != state.state_hash:
+            raise Violation(f"{member} has another state hash at revision {state.revision}")
+
+    def role(self, member: str, role: int, term: int, journal: Journal) -> None:
+        """Election safety and leader completeness."""
+        if role != LEADER:
+            return
+        self.leader_changes += 1
+        if self.leaders.setdefault(term, member) != member:
+            raise Violation(f"{member} and {self.leaders[term]} both lead in term {term}")
+        for index in range(journal.first_index, self.last_committed + 1):
+            held = journal.term_at(index)
+            if held != self.committed[index][0]:
+                raise Violation(f"{member} leads in term {term} without the committed entry {index} (has term {held})")
+
+    def stepped(self, member: str, replica: Replica) -> None:
+        """Terms and commit indexes only rise."""
+        engine = replica.engine
+        if engine.term < self._terms.get(member, 0):
+            raise Violation(f"{member} went back from term {self._terms[member]} to {engine.term}")
+        self._terms[member] = engine.term
+        if engine.commit_index < self._commits.get(member, 0):
+            raise Violation(f"{member} went back from commit {self._commits[member]} to {engine.commit_index}")
+        self._commits[member] = engine.commit_index
+
+    def booted(self, member: str, replica: Replica, journal: Journal) -> None:
+        """A restart may forget how far the log is committed, never a term it acted in, nor an entry that made a majority."""
+        self._commits[member] = replica.engine.commit_index
+        if journal.term < self._terms.get(member, 0):
+            raise Violation(f"{member} restarted in term {journal.term}, it had acted in {self._terms[member]}")
+
+    def alarm(self, member: str, code: str, detail: str) -> None:
+        if code == "integrity":
+            raise Violation(f"{member} raised {code}: {detail}")
