@@ -291,11 +291,14 @@ class Journal:
         return count
 
     def reset(self, index: int, term: int) -> None:
-        """Empty the log: a durable, verified snapshot stands in for everything up to (index, term). Raises DiskFull, nothing changed."""
+        """Empty the log: a durable, verified snapshot stands in for everything up to (index, term). Raises DiskFull, nothing changed.
+
+        A later term than the journal's becomes the journal's: the crash came between the snapshot and the sync of the term it came in.
+        """
         self._check()
-        if term > self.term:
-            raise ValueError(f"a snapshot of term {term} cannot replace the log in term {self.term}")
         self._claim(1)
+        if term > self.term:
+            self.term, self.voted_for = term, ""
         with self._fatal():
             self._begin_segment(Cursor(DATA_START, index, term, 0), 0)
             self._pool.retry()

@@ -1,0 +1,346 @@
+"""Snapshot files: nothing counts before it is whole, durable and verified; nothing damaged is taken for whole."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftmeta.durable import DiskFailed, DiskFull
+from raftmeta.log import snapshot_file
+from raftmeta.log.snapshots import SnapshotCorrupt, SnapshotGone, SnapshotMeta, SnapshotStore
+from tests.support.memory_disk import MemoryDisk, PowerLost
+
+DIRECTORY = Path("/member/snapshots")
+CHUNKS = [b"alpha" * 40, b"b", bytes(700)]
+
+
+def store_on(disk: MemoryDisk) -> SnapshotStore:
+    return SnapshotStore(disk, DIRECTORY)
+
+
+def write(disk: MemoryDisk, index: int, term: int = 1) -> SnapshotMeta:
+    return store_on(disk).write(index, term, b"members", [*CHUNKS, b"%d" % index])
+
+
+def image(disk: MemoryDisk, meta: SnapshotMeta) -> bytes:
+    store = store_on(disk)
+    return b"".join(store.read_chunk(meta, offset, 100) for offset in range(0, meta.size_bytes, 100))
+
+
+def path_of(meta: SnapshotMeta) -> Path:
+    return DIRECTORY / f"snapshot-{meta.index:020d}-{meta.term:020d}"
+
+
+def test_a_written_snapshot_is_found_again_with_its_chunks_after_power_loss() -> None:
+    disk = MemoryDisk()
+    meta = write(disk, 7)
+    disk.crash(keep=0.0)
+    store = store_on(disk)
+    assert store.latest() == meta
+    assert (meta.index, meta.term, meta.config) == (7, 1, b"members")
+    assert list(store.open_chunks(meta)) == [*CHUNKS, b"7"]
+
+
+def test_a_snapshot_of_nothing_and_of_many_chunks_reads_back() -> None:
+    store = store_on(MemoryDisk())
+    assert list(store.open_chunks(store.write(1, 1, b"", []))) == []
+    pauses: list[None] = []
+    meta = store.write(2, 1, b"", (b"%d" % number for number in range(1000)), lambda: pauses.append(None))
+    assert list(store.open_chunks(meta)) == [b"%d" % number for number in range(1000)]
+    assert len(pauses) == 1000
+
+
+def test_equal_content_gives_an_equal_digest() -> None:
+    assert write(MemoryDisk(1), 7).sha256 == write(MemoryDisk(2), 7).sha256
+
+
+def test_an_empty_directory_has_no_snapshot_and_needs_none_while_the_journal_begins_at_1() -> None:
+    store = store_on(MemoryDisk())
+    assert store.latest() is None
+    assert store.latest(1) is None
+
+
+def test_d6_no_snapshot_although_the_journal_needs_one_is_refused() -> None:
+    with pytest.raises(SnapshotCorrupt, match="a snapshot that reaches record 41"):
+        store_on(MemoryDisk()).latest(42)
+
+
+def test_d6_every_flipped_byte_is_found() -> None:
+    disk = MemoryDisk()
+    meta = write(disk, 7)
+    path = path_of(meta)
+    for offset in range(len(disk.contents(path))):
+        disk.flip(path, offset, 0x10)
+        with pytest.raises(SnapshotCorrupt):
+            store_on(disk).latest()
+        disk.flip(path, offset, 0x10)
+    assert store_on(disk).latest() == meta
+
+
+def test_d6_every_cut_and_every_extension_is_found() -> None:
+    disk = MemoryDisk()
+    path = path_of(write(disk, 7))
+    whole = disk.contents(path)
+    for size in range(len(whole)):
+        cut = disk.clone()
+        cut.cut(path, size)
+        with pytest.raises(SnapshotCorrupt):
+            store_on(cut).latest()
+    disk.put(path, b"\0", len(whole))
+    with pytest.raises(SnapshotCorrupt):
+        store_on(disk).latest()
+
+
+def test_d6_without_the_chunk_digests_and_the_trailer_a_flipped_byte_would_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = MemoryDisk()
+    meta = write(disk, 7)
+    disk.flip(path_of(meta), disk.contents(path_of(meta)).index(b"alpha"))
+    monkeypatch.setattr(snapshot_file._Reader, "_check", lambda *_: None)
+    with pytest.raises(SnapshotCorrupt, match="trailer"):
+        store_on(disk).latest()
+    assert next(store_on(disk).open_chunks(meta))[:5] == b"`lpha"
+
+
+def test_a_chunk_damaged_after_the_start_is_found_when_it_is_read() -> None:
+    disk = MemoryDisk()
+    meta = write(disk, 7)
+    disk.flip(path_of(meta), disk.contents(path_of(meta)).index(b"alpha"))
+    with pytest.raises(SnapshotCorrupt, match="chunk 0"):
+        list(store_on(disk).open_chunks(meta))
+
+
+def test_a_damaged_newest_snapshot_falls_back_only_when_the_journal_reaches_the_older_one() -> None:
+    disk = MemoryDisk()
+    older, newer = write(disk, 7), write(disk, 9)
+    disk.flip(path_of(newer), 20)
+    store = store_on(disk)
+    assert store.latest(8) == older
+    assert [fault.path for fault in store.damaged] == [path_of(newer)]
+    for first_index in (9, 10, None):
+        with pytest.raises(SnapshotCorrupt) as caught:
+            store.latest(first_index)
+        assert caught.value.path == path_of(newer)
+
+
+def test_all_snapshots_damaged_is_refused_unless_the_journal_holds_everything() -> None:
+    disk = MemoryDisk()
+    disk.flip(path_of(write(disk, 7)), 20)
+    assert store_on(disk).latest(1) is None
+    with pytest.raises(SnapshotCorrupt):
+        store_on(disk).latest(2)
+
+
+def test_a_snapshot_under_the_name_of_another_is_refused() -> None:
+    disk = MemoryDisk()
+    data = disk.contents(path_of(write(disk, 7)))
+    disk.put(DIRECTORY / f"snapshot-{8:020d}-{1:020d}", data)
+    with pytest.raises(SnapshotCorrupt, match="index 8, term 1"):
+        store_on(disk).latest()
+
+
+def test_a_crash_at_any_call_leaves_the_old_or_the_new_snapshot_and_no_partial_one() -> None:
+    outcomes: set[object] = set()
+    for call in range(40):
+        for seed in range(4):
+            disk = MemoryDisk(seed)
+            older = write(disk, 7)
+            disk.crash_at(call)
+            try:
+                newer = write(disk, 9)
+                disk.crash_at(1 << 30)
+                disk.crash()
+                assert store_on(disk).latest() == newer
+                outcomes.add("done")
+                continue
+            except PowerLost:
+                disk.crash()
+            found = store_on(disk).latest()
+            assert found is not None
+            outcomes.add(found.index)
+            assert found == older or found.index == 9
+    assert outcomes == {7, 9, "done"}
+
+
+def test_without_the_sync_before_the_rename_a_crash_leaves_a_partial_final_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryDisk, "fsync", lambda self, file: None)
+    broken = 0
+    for seed in range(20):
+        disk = MemoryDisk(seed)
+        write(disk, 7)
+        disk.crash(keep=0.5)
+        try:
+            store_on(disk).latest()
+        except SnapshotCorrupt:
+            broken += 1
+    assert broken
+
+
+@pytest.mark.parametrize("call", ["create", "pwrite"])
+def test_d4_a_full_disk_leaves_no_file_behind(call: str) -> None:
+    for skip in range(3):
+        disk = MemoryDisk()
+        older = write(disk, 7)
+        disk.fail(call, errno.ENOSPC, skip=skip if call == "pwrite" else 0)
+        with pytest.raises(DiskFull):
+            write(disk, 9)
+        assert disk.listdir(DIRECTORY) == [path_of(older).name]
+        assert store_on(disk).latest() == older
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "rename", "sync_directory"])
+def test_an_error_of_the_disk_is_raised_and_the_older_snapshot_stays(call: str) -> None:
+    disk = MemoryDisk()
+    older = write(disk, 7)
+    disk.fail(call, errno.EIO)
+    with pytest.raises(DiskFailed):
+        write(disk, 9)
+    disk.crash(keep=0.0)
+    assert store_on(disk).latest() == older
+
+
+def test_what_reads_back_otherwise_than_written_is_not_published() -> None:
+    disk = MemoryDisk()
+
+    def damage(call: str, path: Path) -> None:
+        if call == "fsync":
+            disk.flip(path, 60)
+
+    disk.on_call = damage
+    with pytest.raises(SnapshotCorrupt):
+        write(disk, 7)
+    assert not [name for name in disk.listdir(DIRECTORY) if name.startswith("snapshot-")]
+
+
+def test_a_failing_state_leaves_no_final_file() -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"first"
+        raise ZeroDivisionError
+
+    store = store_on(MemoryDisk())
+    with pytest.raises(ZeroDivisionError):
+        store.write(7, 1, b"", chunks())
+    assert store.latest(1) is None
+
+
+def test_prune_keeps_the_newest_and_a_reader_of_an_older_one_is_told() -> None:
+    disk = MemoryDisk()
+    metas = [write(disk, index) for index in (3, 5, 9, 12)]
+    store = store_on(disk)
+    assert store.prune(2) == 2
+    assert store.latest() == metas[3]
+    assert disk.listdir(DIRECTORY) == [path_of(meta).name for meta in metas[2:]]
+    with pytest.raises(SnapshotGone):
+        store.read_chunk(metas[0], 0, 10)
+    with pytest.raises(SnapshotGone):
+        store.open_chunks(metas[1])
+    with pytest.raises(ValueError, match="always stays"):
+        store.prune(0)
+
+
+# incoming
+
+
+def send(source: bytes, target: SnapshotStore, meta: SnapshotMeta, step: int = 100) -> SnapshotMeta | None:
+    incoming = target.receive(meta.index, meta.term, meta.size_bytes, meta.sha256)
+    while incoming.offset < meta.size_bytes:
+        assert incoming.write(incoming.offset, source[incoming.offset : incoming.offset + step])
+    return incoming.finish()
+
+
+@settings(max_examples=25, deadline=None)
+@given(step=st.integers(1, 2000))
+def test_a_received_snapshot_is_the_sent_one(step: int) -> None:
+    disk, other = MemoryDisk(1), MemoryDisk(2)
+    meta = write(disk, 7)
+    store = store_on(other)
+    assert send(image(disk, meta), store, meta, step) == meta
+    other.crash(keep=0.0)
+    assert store_on(other).latest() == meta
+    assert list(store_on(other).open_chunks(meta)) == [*CHUNKS, b"7"]
+
+
+def test_r3_a_received_snapshot_with_any_wrong_byte_is_dropped_and_can_be_sent_again() -> None:
+    disk, other = MemoryDisk(1), MemoryDisk(2)
+    meta = write(disk, 7)
+    right = image(disk, meta)
+    store = store_on(other)
+    for offset in range(0, len(right), 37):
+        wrong = bytearray(right)
+        wrong[offset] ^= 4
+        assert send(bytes(wrong), store, meta) is None
+        assert other.listdir(DIRECTORY) == []
+    assert send(right, store, meta) == meta
+
+
+def test_an_incoming_snapshot_takes_only_the_next_bytes_and_no_more_than_announced() -> None:
+    disk, other = MemoryDisk(1), MemoryDisk(2)
+    meta = write(disk, 7)
+    right = image(disk, meta)
+    incoming = store_on(other).receive(7, 1, meta.size_bytes, meta.sha256)
+    assert incoming.write(0, right[:50])
+    assert not incoming.write(0, right[:50])
+    assert not incoming.write(60, right[60:80])
+    assert not incoming.write(50, right[50:] + b"more")
+    assert incoming.offset == 50
+    with pytest.raises(ValueError, match="50 of"):
+        incoming.finish()
+    assert incoming.write(50, right[50:])
+    assert incoming.finish() == meta
+    assert not incoming.write(meta.size_bytes, b"x")
+
+
+def test_a_transfer_goes_on_where_it_stopped_and_another_one_drops_it() -> None:
+    disk, other = MemoryDisk(1), MemoryDisk(2)
+    meta, next_meta = write(disk, 7), write(disk, 9)
+    right = image(disk, meta)
+    store_on(other).receive(7, 1, meta.size_bytes, meta.sha256).write(0, right[:300])
+    other.kill()
+    again = store_on(other).receive(7, 1, meta.size_bytes, meta.sha256)
+    assert again.offset == 300
+    again.write(300, right[300:])
+    assert again.finish() == meta
+    store_on(other).receive(9, 1, next_meta.size_bytes, next_meta.sha256).write(0, b"abc")
+    dropped = store_on(other).receive(10, 1, 500, bytes(32))
+    assert other.listdir(DIRECTORY)[0].startswith(f"incoming-{10:020d}")
+    dropped.discard()
+    assert other.listdir(DIRECTORY) == [path_of(meta).name]
+
+
+def test_power_loss_in_a_transfer_ends_in_the_right_snapshot_or_in_a_new_start() -> None:
+    ends = set()
+    for call in range(30):
+        disk, other = MemoryDisk(1), MemoryDisk(call)
+        meta = write(disk, 7)
+        right = image(disk, meta)
+        other.crash_at(call)
+        try:
+            send(right, store_on(other), meta, 200)
+        except PowerLost:
+            pass
+        other.crash()
+        store = store_on(other)
+        found = store.latest(1)
+        ends.add(found is not None)
+        assert found in (None, meta)
+        if found is None:
+            assert meta in (send(right, store, meta, 200), send(right, store, meta, 200))
+    assert ends == {True, False}
+
+
+def test_d4_an_incoming_snapshot_that_does_not_fit_is_refused_before_its_first_byte() -> None:
+    disk = MemoryDisk(capacity_bytes=3 << 20)
+    with pytest.raises(DiskFull):
+        store_on(disk).receive(7, 1, 3 << 20, bytes(32))
+    assert disk.used_bytes() == 0
+
+
+def test_an_announcement_that_cannot_be_true_is_refused() -> None:
+    store = store_on(MemoryDisk())
+    for size, digest in ((0, bytes(32)), (1 << 50, bytes(32)), (10, b"short")):
+        with pytest.raises(SnapshotCorrupt):
+            store.receive(7, 1, size, digest)
