@@ -6,20 +6,21 @@ loopback, by a loopback name (a page of another site can point its name here), a
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from api.deps import Authorizer, Caller
+from api.deps import Authorizer
 from api.operation import Scope
+from raftmeta.addresses import is_loopback
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.security.roles import Principal
 
 MAX_TOKEN_BYTES = 4_096
 
 
-def identify(authorizer: Authorizer, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
+def identify(authorizer: Authorizer, scope: Scope, headers: Mapping[bytes, bytes]) -> Principal:
     """Raises RaftmetaError unauthenticated or forbidden."""
     given = headers.get(b"authorization")
     if given is not None:
@@ -29,7 +30,7 @@ def identify(authorizer: Authorizer, scope: Scope, headers: Mapping[bytes, bytes
     return caller
 
 
-def reidentify(authorizer: Authorizer, headers: Mapping[bytes, bytes]) -> Caller:
+def reidentify(authorizer: Authorizer, headers: Mapping[bytes, bytes]) -> Principal:
     """Whether a caller who was let in would be let in now, for what lasts long. Raises RaftmetaError unauthenticated."""
     given = headers.get(b"authorization")
     return authorizer.authenticate("" if given is None else _token(given))
@@ -61,11 +62,4 @@ def _names_loopback(url: bytes) -> bool:
         return False
 
 
-@lru_cache(maxsize=1_024)
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+_is_loopback = lru_cache(maxsize=1_024)(is_loopback)

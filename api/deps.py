@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
-
-import msgspec
 
 from raftmeta.core.state import State
 from raftmeta.log.port import Log
 from raftmeta.nodes import NodeTable
+from raftmeta.security.roles import Principal
 from raftmeta.watch import WatchHub
 
 
-class Check(msgspec.Struct, frozen=True):
+class Check(Protocol):
     """One condition of readiness."""
-
-    name: str
-    ok: bool
-    reason: str  # what was expected and found, also when it is well
-
-
-class Caller(Protocol):
-    """Who sends a request, as the authorizer knows him."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def ok(self) -> bool: ...
+
+    @property
+    def reason(self) -> str:
+        """What was expected and found, also when it is well."""
 
 
 class Authorizer(Protocol):
     """The only place that judges. `action` and `resource` describe the expanded operation: one call per item of a batch."""
 
-    def authenticate(self, token: str) -> Caller:
+    def authenticate(self, token: str) -> Principal:
         """Raises RaftmetaError unauthenticated. The empty token is that of a caller without credentials."""
 
-    def require(self, caller: Caller, action: str, resource: str) -> None:
+    def require(self, caller: Principal, action: str, resource: str) -> None:
         """Raises RaftmetaError forbidden."""
 
 
@@ -59,5 +58,5 @@ class Member(Protocol):
     def gossip(self, topic: str, data: bytes) -> None:
         """Best-effort news for the other members; never blocks."""
 
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> Sequence[Check]:
         """Conditions of readiness beyond what the log's status says; never blocks."""

@@ -57,7 +57,9 @@ async def _answer(service: Service, operation: Operation, call: Call, scope: Sco
     revision = -1
     try:
         if operation.action and service.in_flight > service.limits.max_in_flight:
-            raise RaftmetaError("overloaded", f"{service.in_flight} requests are in flight, the limit is {service.limits.max_in_flight}")
+            raise RaftmetaError(
+                "too_many_requests", f"{service.in_flight} requests are in flight, the limit is {service.limits.max_in_flight}"
+            )
         await _prepare(service, operation, call, scope, receive)
         return await operation.handler(service, call)
     except Rejected as rejected:

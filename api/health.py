@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from api.deps import Check
+from api.schemas.answers import ReadyCheck
 from api.service import Service
 from raftmeta.log.port import LogStatus
 
 MAX_LAG = 1_000  # committed records that a ready member may still have to apply; well under a second of work
 
 
-def checks(service: Service) -> tuple[Check, ...]:
+def checks(service: Service) -> tuple[ReadyCheck, ...]:
     status = service.member.log.status()
     draining = "the process was asked to end" if service.draining else "the process takes requests"
     return (
-        Check("process", not service.draining, draining),
+        ReadyCheck("process", not service.draining, draining),
         _engine(status),
         _leader(status),
         _caught_up(status),
-        *service.member.checks(),
+        *(ReadyCheck(check.name, check.ok, check.reason) for check in service.member.checks()),
     )
 
 
-def _engine(status: LogStatus) -> Check:
+def _engine(status: LogStatus) -> ReadyCheck:
     if status.fault or status.role == "stopped":
-        return Check("log", False, f"the log has stopped: {status.fault or 'it was asked to'}")
-    return Check("log", True, f"the log runs as {status.role}, last sync took {status.sync_ms:.1f} ms")
+        return ReadyCheck("log", False, f"the log has stopped: {status.fault or 'it was asked to'}")
+    return ReadyCheck("log", True, f"the log runs as {status.role}, last sync took {status.sync_ms:.1f} ms")
 
 
-def _leader(status: LogStatus) -> Check:
+def _leader(status: LogStatus) -> ReadyCheck:
     if status.leader_id:
-        return Check("leader", True, f"{status.leader_id} leads in term {status.term}")
-    return Check("leader", False, f"no leader is known in term {status.term}")
+        return ReadyCheck("leader", True, f"{status.leader_id} leads in term {status.term}")
+    return ReadyCheck("leader", False, f"no leader is known in term {status.term}")
 
 
-def _caught_up(status: LogStatus) -> Check:
+def _caught_up(status: LogStatus) -> ReadyCheck:
     behind = status.commit_index - status.applied_index
-    return Check("applied", behind <= MAX_LAG, f"{behind} committed records are to be applied, {MAX_LAG} are allowed")
+    return ReadyCheck("applied", behind <= MAX_LAG, f"{behind} committed records are to be applied, {MAX_LAG} are allowed")

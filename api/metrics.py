@@ -1,7 +1,8 @@
 """Counters of requests and the /metrics page. The only file that imports prometheus_client.
 
 Requests are counted in plain numbers by the event loop's thread and turned into metric families when somebody asks: two dictionary
-look-ups per request. Labels are route templates, methods, statuses and roles, never a name from a path or a version, so their number is bounded by the table of routes. Names are promises, held by a golden file.
+look-ups per request. Labels are route templates, methods, statuses and roles, never a name from a path or a version, so their
+number is bounded by the table of routes. Names are promises, held by a golden file.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ from raftmeta.core.errors import CODES
 from raftmeta.core.manifest import LABEL, NAME
 
 _REF = "#/components/schemas/{name}"
-_ALWAYS = ("bad_request", "bad_field", "bad_name", "unauthenticated", "forbidden", "overloaded", "starting", "shutting_down", "internal")
+_ALWAYS = ("bad_request", "bad_field", "bad_name", "unauthenticated", "forbidden", "overloaded", "too_many_requests", "internal")
 _ON_PROCESS = ("bad_request", "bad_field", "internal")
 _ON_BODY = ("bad_json", "body_too_large", "unsupported_media_type")
-_ON_READ = ("no_leader", "no_quorum", "stale", "revision_not_reached")
+_ON_READ = ("no_leader", "no_quorum", "shutting_down", "stale", "revision_not_reached")
 _ON_MUTATION = (
-    "no_leader", "no_quorum", "not_applied", "unknown_outcome", "revision_not_reached", "idempotency_reused", "idempotency_expired",
-    "quota_exceeded", "disk_full", "unsupported_command",
+    "disk_full", "idempotency_expired", "idempotency_reused", "no_leader", "no_quorum", "not_applied", "quota_exceeded",
+    "revision_not_reached", "shutting_down", "unknown_outcome", "unsupported_command",
 )  # fmt: skip
 
 _NUMBER = {"type": "integer", "minimum": 0}
@@ -38,6 +38,7 @@ _QUERY: dict[str, tuple[dict[str, Any], str]] = {
     "limit": ({"type": "integer", "minimum": 1, "maximum": query.MAX_LIMIT, "default": 100}, "Items of one page"),
     "after": ({"type": "string", "maxLength": 512}, "`next` of the page before"),
     "from_revision": (_NUMBER | {"maximum": query.MAX_REVISION}, "Events with a greater revision are sent; the newest one by default"),
+    "at_ms": (_NUMBER | {"maximum": query.MAX_REVISION}, "Unix milliseconds; the newest time of the state by default"),
     "verbose": ({"type": "boolean", "default": False}, "Show every condition, not only those that fail"),
     "resource": ({"type": "string"}, f"Comma-separated: {', '.join(query.RESOURCES)}; everything by default"),
 }

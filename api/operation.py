@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from api.strict_json import Body
+from raftmeta.security.roles import Principal
 
 if TYPE_CHECKING:
-    from api.deps import Caller
     from api.service import Service
 
 JSON_TYPE = b"application/json"
@@ -43,7 +43,8 @@ class Query(msgspec.Struct, frozen=True):
     max_stale_ms: int | None = None
     min_revision: int = 0
     limit: int = 100
-    after: str = ""
+    after: str | None = None
+    at_ms: int | None = None
     from_revision: int | None = None
     resource: tuple[str, ...] = ()
     verbose: bool = False
@@ -57,7 +58,7 @@ class Call:
     def __init__(self, params: Mapping[str, str]) -> None:
         self.params = params  # of the path; every one is a valid name
         self.headers: Mapping[bytes, bytes] = {}
-        self.caller: Caller
+        self.caller: Principal
         self.query: Query
         self.key = ""  # idempotency key of a mutation
         self.size_bytes = 0  # of the body

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any
 
 import msgspec
 
-from api.operation import Call, Reply
+from api.operation import Reply
+from raftmeta.core.queries import Page
 from raftmeta.core.state import State
 
 encode = msgspec.json.Encoder().encode
@@ -25,10 +24,5 @@ def done(revision: int, value: Any, *, status: int = 200, repeated: bool = False
     return Reply(status=status, body=encode(value), revision=revision, headers=headers)
 
 
-def page(state: State, call: Call, found: Iterable[tuple[str, Any]], render: Callable[[Any], Any]) -> Reply:
-    """One page of (cursor, record) that begin after the call's cursor. The next cursor is None on the last page."""
-    limit = call.query.limit
-    taken = list(islice(found, limit + 1))
-    more = len(taken) > limit
-    items = [render(record) for _, record in taken[:limit]]
-    return at(state, {"items": items, "next": taken[limit - 1][0] if more else None})
+def page(state: State, found: Page) -> Reply:
+    return at(state, {"items": found.items, "next": found.next})

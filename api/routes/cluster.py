@@ -6,10 +6,11 @@ import msgspec
 
 from api import replies
 from api.operation import Answer, Call, Kind, Operation, Reply
-from api.schemas import answers, examples, records
+from api.schemas import answers, examples
 from api.schemas.bodies import MAX_REPORT_BYTES, VerdictBody
 from api.service import Service
 from api.strict_json import Body
+from raftmeta.core import queries
 from raftmeta.core.commands import RecordVerdict
 from raftmeta.core.errors import RaftmetaError
 
@@ -26,9 +27,7 @@ async def get_cluster(service: Service, call: Call) -> Reply:
 
 async def get_consistency(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    names = state.deployment_names.after(call.query.after or None)
-    found = ((name, state.verdicts[name]) for name in names if name in state.verdicts)
-    return replies.page(state, call, found, records.verdict)
+    return replies.page(state, queries.verdicts_page(state, call.query.limit, call.query.after))
 
 
 async def record_verdict(service: Service, call: Call) -> Reply:

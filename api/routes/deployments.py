@@ -10,27 +10,36 @@ from itertools import pairwise
 
 from api import replies
 from api.operation import Answer, Call, Kind, Operation, Reply
-from api.schemas import answers, examples, records
+from api.schemas import answers, examples
 from api.schemas.bodies import ActivateBody, DeploymentBody, RollBackBody, SideBody
 from api.service import Service, result_of
 from api.strict_json import Body
+from raftmeta.core import queries
 from raftmeta.core.commands import Activate, DeclareDeployment, RollBack
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.types import Deployment, Outcome, Policy, Side
+from raftmeta.core.types import Outcome, Policy, Side
 
 
 async def list_deployments(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    names = state.deployment_names.after(call.query.after or None)
-    return replies.page(state, call, ((name, state.deployments[name]) for name in names), records.deployment)
+    return replies.page(state, queries.deployments_page(state, call.query.limit, call.query.after))
 
 
 async def get_deployment(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    record = state.deployments.get(call.params["deployment"])
-    if record is None:
-        raise RaftmetaError("unknown_deployment", f"no deployment {call.params['deployment']!r}")
-    return replies.at(state, records.deployment(record))
+    record = queries.find_deployment(state, call.params["deployment"])
+    return replies.at(state, queries.deployment_resource(state, record))
+
+
+async def list_rollouts(service: Service, call: Call) -> Reply:
+    state = await service.view(call)
+    return replies.page(state, queries.rollouts_page(state, call.params["deployment"], call.query.limit, call.query.after))
+
+
+async def served_at(service: Service, call: Call) -> Reply:
+    state = await service.view(call)
+    at_ms = state.cluster_ms if call.query.at_ms is None else call.query.at_ms
+    return replies.at(state, queries.served_at(state, call.params["deployment"], at_ms)._asdict())
 
 
 async def declare(service: Service, call: Call) -> Reply:
@@ -42,8 +51,9 @@ async def declare(service: Service, call: Call) -> Reply:
         raise RaftmetaError("bad_field", f"node {min(shared)!r} stands on both sides")
     policy = Policy(body.policy.prepare_timeout_ms, body.policy.sync_timeout_ms)
     outcome = await service.propose(call, DeclareDeployment(name, body.model, primary, standby, policy))
-    record: Deployment = service.member.state.deployments[name]  # deployments are never deleted
-    return replies.done(outcome.revision, records.deployment(record), repeated=outcome.repeated)
+    state = service.member.state
+    shown = queries.deployment_resource(state, state.deployments[name])  # deployments are never deleted
+    return replies.done(outcome.revision, shown, repeated=outcome.repeated)
 
 
 async def activate(service: Service, call: Call) -> Reply:
@@ -99,7 +109,7 @@ OPERATIONS = (
         action="read",
         what="Look at one deployment",
         handler=get_deployment,
-        answers=(Answer(200, records.Deployment, examples.DEPLOYMENT, "The deployment"),),
+        answers=(Answer(200, answers.Deployment, examples.DEPLOYMENT, "The deployment"),),
         errors=("unknown_deployment",),
         hot=True,
     ),
@@ -111,10 +121,33 @@ OPERATIONS = (
         action="declare",
         what="Declare a deployment: its model, its sides and their nodes, its policy",
         handler=declare,
-        answers=(Answer(200, records.Deployment, examples.DEPLOYMENT, "The deployment as it is now"),),
+        answers=(Answer(200, answers.Deployment, examples.DEPLOYMENT, "The deployment as it is now"),),
         errors=("unknown_model", "rollout_in_progress", "deployment_model_fixed"),
         body=Body(DeploymentBody),
         example=examples.DEPLOYMENT_BODY,
+    ),
+    Operation(
+        id="list_rollouts",
+        method="GET",
+        path="/v1/deployments/{deployment}/rollouts",
+        kind=Kind.LIST,
+        action="read",
+        what="List the rollouts of a deployment that are kept, the newest first",
+        handler=list_rollouts,
+        answers=(Answer(200, answers.RolloutPage, {"items": [examples.ROLLOUT], "next": None}, "One page"),),
+        errors=("unknown_deployment", "unknown_rollout"),
+    ),
+    Operation(
+        id="served_at",
+        method="GET",
+        path="/v1/deployments/{deployment}/served",
+        kind=Kind.READ,
+        action="read",
+        what="What a deployment served at a time, by the switches that were decided",
+        handler=served_at,
+        answers=(Answer(200, answers.Served, examples.SERVED, "The version, and since when until when it was the decided one"),),
+        errors=("unknown_deployment", "compacted"),
+        extra_query=("at_ms",),
     ),
     Operation(
         id="activate",

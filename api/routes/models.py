@@ -6,21 +6,17 @@ from api import replies
 from api.operation import Answer, Call, Kind, Operation, Reply
 from api.schemas import answers, examples, records
 from api.service import Service
-from raftmeta.core.errors import RaftmetaError
+from raftmeta.core import queries
 
 
 async def list_models(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    names = state.model_names.after(call.query.after or None)
-    return replies.page(state, call, ((name, state.models[name]) for name in names), records.model)
+    return replies.page(state, queries.models_page(state, call.query.limit, call.query.after))
 
 
 async def get_model(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    record = state.models.get(call.params["model"])
-    if record is None:
-        raise RaftmetaError("unknown_model", f"no model {call.params['model']!r}")
-    return replies.at(state, records.model(record))
+    return replies.at(state, records.model(queries.find_model(state, call.params["model"])))
 
 
 OPERATIONS = (

@@ -58,7 +58,7 @@ async def attest(service: Service, call: Call) -> Reply:
 async def list_nodes(service: Service, call: Call) -> Reply:
     """Not from the replicated state, so the consistency only says which revision the reply's header names."""
     state = await service.view(call)
-    after, limit = call.query.after, call.query.limit
+    after, limit = call.query.after or "", call.query.limit
     found = list(islice((view for view in service.member.nodes.views() if view.status.node > after), limit + 1))
     more = found[limit - 1].status.node if len(found) > limit else None
     return replies.at(state, {"items": [_render(view) for view in found[:limit]], "next": more})

@@ -69,7 +69,7 @@ OPERATIONS = (
         method="GET",
         path="/metrics",
         kind=Kind.DIRECT,
-        action="read",
+        action="metrics",
         what="Counters and gauges in Prometheus text form",
         handler=get_metrics,
         answers=(Answer(200, None, "raftmeta_revision 52.0\n", "The page", media="text/plain"),),

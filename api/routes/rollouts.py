@@ -8,18 +8,15 @@ from api.schemas import answers, examples, records
 from api.schemas.bodies import AbortBody
 from api.service import Service
 from api.strict_json import Body
+from raftmeta.core import queries
 from raftmeta.core.commands import AbortRollout
-from raftmeta.core.errors import RaftmetaError
 
 ABORTED = "aborted_by_operator"  # failure code of the rollout
 
 
 async def get_rollout(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    record = state.rollouts.get(call.params["rollout"])
-    if record is None:
-        raise RaftmetaError("unknown_rollout", f"no rollout {call.params['rollout']!r}")
-    return replies.at(state, records.rollout(record))
+    return replies.at(state, records.rollout(queries.find_rollout(state, call.params["rollout"])))
 
 
 async def abort(service: Service, call: Call) -> Reply:

@@ -6,8 +6,6 @@ member decodes when it applies them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from api import replies
 from api.operation import Answer, Call, Kind, Operation, Reply
 from api.schemas import answers, examples, records
@@ -15,6 +13,7 @@ from api.schemas.bodies import BatchBody, PublishBody
 from api.service import Service, result_of
 from api.strict_json import Body
 from raftmeta.core import manifest as manifests
+from raftmeta.core import queries
 from raftmeta.core.commands import DeleteVersion, Publish, PublishBatch
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import Manifest
@@ -23,6 +22,7 @@ from raftmeta.core.types import VersionRecord
 from raftmeta.log.messages import MAX_COMMAND_BYTES
 
 MAX_BATCH_BODY = 8 << 20
+UNPACKED_RATIO = 8  # of a manifest as JSON to its packed bytes, about
 
 
 async def publish(service: Service, call: Call) -> Reply:
@@ -53,40 +53,19 @@ async def delete_version(service: Service, call: Call) -> Reply:
 
 async def get_version(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    return replies.at(state, records.version(_find(state, call.params["model"], call.params["label"])))
+    return replies.at(state, records.version(queries.find_version(state, call.params["model"], call.params["label"])))
 
 
 async def get_manifest(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    model, label = call.params["model"], call.params["label"]
-    _find(state, model, label)
-    packed = state.manifests[version_key(model, label)]
-    body = await service.compute(32 * len(packed), _unpacked, packed)
+    packed = queries.find_manifest(state, call.params["model"], call.params["label"])
+    body = await service.compute(UNPACKED_RATIO * len(packed), _unpacked, packed)
     return Reply(status=200, body=body, revision=state.revision, generation=state.generation)
 
 
 async def list_versions(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    model = call.params["model"]
-    if model not in state.models:
-        raise RaftmetaError("unknown_model", f"no model {model!r}")
-    after = _number(call.query.after)
-    return replies.page(state, call, _versions(state, model, after), records.version)
-
-
-def _versions(state: State, model: str, after: int) -> Iterator[tuple[str, VersionRecord]]:
-    order = state.version_order.get(model)
-    if order is not None:
-        for number, label in order.after((after + 1, "")):
-            yield str(number), state.versions[version_key(model, label)]
-
-
-def _number(cursor: str) -> int:
-    if not cursor:
-        return 0
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) <= 18):
-        raise RaftmetaError("bad_field", f"after is {cursor[:40]!r}, expected `next` of a page before")
-    return int(cursor)
+    return replies.page(state, queries.versions_page(state, call.params["model"], call.query.limit, call.query.after))
 
 
 def _publication(model: str, label: str, manifest: Manifest) -> Publish:
@@ -119,15 +98,6 @@ def _published(state: State, model: str, label: str) -> VersionRecord:
     if record is None:
         raise RaftmetaError("unknown_version", f"version {label!r} of model {model!r} was published and has been deleted since")
     return record
-
-
-def _find(state: State, model: str, label: str) -> VersionRecord:
-    record = state.versions.get(version_key(model, label))
-    if record is not None:
-        return record
-    if model not in state.models:
-        raise RaftmetaError("unknown_model", f"no model {model!r}")
-    raise RaftmetaError("unknown_version", f"no version {label!r} of model {model!r}")
 
 
 OPERATIONS = (

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from api.schemas import records
+from raftmeta.core.types import Phase
 from raftmeta.log.port import LogStatus
 from raftmeta.nodes import ServingStatus, SlotStatus
 
@@ -18,8 +19,29 @@ def page_of(item: Any, name: str) -> type[msgspec.Struct]:
 
 ModelPage = page_of(records.Model, "ModelPage")
 VersionPage = page_of(records.Version, "VersionPage")
-DeploymentPage = page_of(records.Deployment, "DeploymentPage")
 VerdictPage = page_of(records.Verdict, "VerdictPage")
+
+
+# A deployment, and where its rollout stands: `phase` is idle without a running one, `target` the version that it is moving to or serves,
+# `waiting_for` the nodes that keep the gate of the phase shut.
+Deployment = msgspec.defstruct(
+    "Deployment",
+    [("phase", Phase), ("target", str), ("waiting_for", tuple[str, ...])],
+    bases=(records.Deployment,),
+    frozen=True,
+    module=__name__,
+)
+DeploymentPage = page_of(Deployment, "DeploymentPage")
+RolloutPage = page_of(records.Rollout, "RolloutPage")
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What a deployment served at a time."""
+
+    version: str  # "" when nothing had been activated yet
+    rollout_id: str  # that brought it, "" when it is no longer kept
+    since_ms: int | None  # None when that is no longer known
+    until_ms: int | None  # None while it serves
 
 
 class Acknowledged(msgspec.Struct, frozen=True):

@@ -68,7 +68,11 @@ DEPLOYMENT = {
     "declared_revision": 5,
     "activated_revision": 35,
     "activated_ms": 1764451200000,
+    "phase": "syncing",
+    "target": "1.4.0",
+    "waiting_for": ["gpu-a2", "gpu-b1", "gpu-b2"],
 }
+SERVED = {"version": "1.3.2", "rollout_id": "r-77aa01c2d3e4f506", "since_ms": 1764451100000, "until_ms": None}
 COUNTERS = {
     "bytes_total": 4096,
     "bytes_fetched": 1024,

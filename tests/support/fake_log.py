@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from api.deps import Check
+from api.schemas.answers import ReadyCheck
 from raftmeta.core import commands
 from raftmeta.core.apply import apply_batch
 from raftmeta.core.commands import Body, Command
@@ -20,6 +20,7 @@ from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
 from raftmeta.log.port import LogStatus, MemberInfo
 from raftmeta.nodes import NodeTable
+from raftmeta.security.roles import Principal, Role
 from raftmeta.watch import WatchHub, WatchLimits
 
 START_MS = 1_764_450_000_000
@@ -46,23 +47,17 @@ class FakeAuthorizer:
     tokens: dict[str, str] = field(default_factory=dict)
     denied: set[tuple[str, str, str]] = field(default_factory=set)  # (name, action, resource); "*" for any
 
-    def authenticate(self, token: str) -> FakeCaller:
+    def authenticate(self, token: str) -> Principal:
         if not self.tokens and not token:
-            return FakeCaller("anonymous")
+            return Principal("anonymous", Role.ADMIN)
         if token not in self.tokens:
             raise RaftmetaError("unauthenticated", "the token is not known")
-        return FakeCaller(self.tokens[token])
+        return Principal(self.tokens[token], Role.ADMIN)
 
-    def require(self, caller: object, action: str, resource: str) -> None:
-        assert isinstance(caller, FakeCaller)
+    def require(self, caller: Principal, action: str, resource: str) -> None:
         for name, denied_action, denied_resource in self.denied:
             if name == caller.name and denied_action in ("*", action) and denied_resource in ("*", resource):
                 raise RaftmetaError("forbidden", f"{caller.name} may not {action} {resource}")
-
-
-@dataclass(frozen=True)
-class FakeCaller:
-    name: str
 
 
 class FakeLog:
@@ -188,8 +183,8 @@ class FakeMember:
     def gossip(self, topic: str, data: bytes) -> None:
         self.gossiped.append((topic, data))
 
-    def checks(self) -> tuple[Check, ...]:
-        return (Check("state", self.verified, "the state hash was compared with a peer's" if self.verified else "not compared yet"),)
+    def checks(self) -> tuple[ReadyCheck, ...]:
+        return (ReadyCheck("state", self.verified, "the state hash was compared with a peer's" if self.verified else "not compared yet"),)
 
     def _published(self, state: State, events: tuple[object, ...]) -> None:
         self.state = state
