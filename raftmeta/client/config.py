@@ -25,7 +25,7 @@ class Connection(NamedTuple):
     urls: tuple[str, ...] = (DEFAULT_URL,)
     ca_file: Path | None = None  # PEM of the authority that signed the members' certificates
     token_file: Path | None = None
-    timeout_s: float = 30.0  # one call, retries included
+    timeout_s: float = 10.0  # one call, retries included; longer than two elections
 
     def token(self) -> str | None:
         """The bearer token, None when no file is configured. Raises RaftmetaError `bad_field`."""
@@ -62,7 +62,7 @@ def load(path: Path) -> Connection:
     urls = values.get("urls", [DEFAULT_URL])
     if not isinstance(urls, list) or not 1 <= len(urls) <= MAX_URLS or not all(isinstance(url, str) for url in urls):
         faults.append(f"urls is {urls!r}, expected a list of 1 to {MAX_URLS} URLs")
-    timeout_s = values.get("timeout_s", 30.0)
+    timeout_s = values.get("timeout_s", 10.0)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0.1 <= timeout_s <= 3600:
         faults.append(f"timeout_s is {timeout_s!r}, expected seconds from 0.1 to 3600")
     for name in ("ca_file", "token_file"):

@@ -66,7 +66,7 @@ class Children:
 
     def __init__(self, log_dir: Path, environment: Mapping[str, str]) -> None:
         self._log_dir = log_dir
-        self._environment = {**os.environ, **environment}
+        self.environment = {**os.environ, **environment}
         self._running: dict[str, Child] = {}
 
     def __enter__(self) -> Children:
@@ -85,7 +85,7 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self._environment,
+                env=self.environment,
                 start_new_session=True,
                 preexec_fn=_die_with(os.getpid()),
             )

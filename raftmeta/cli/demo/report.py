@@ -6,6 +6,7 @@ Per activation the bytes are those of the node that spent most: both sides do th
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -84,10 +85,16 @@ class Report(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def write(path: Path, report: Report, claims: list[tuple[str, bool, str]]) -> None:
-    """The report and its claims as JSON, complete or not there."""
-    value = msgspec.to_builtins(report)
+def to_json(report: Report, claims: list[tuple[str, bool, str]]) -> dict[str, Any]:
+    """The report and its claims as one JSON object."""
+    value: dict[str, Any] = msgspec.to_builtins(report)
     value["claims"] = [{"claim": claim, "held": held, "figure": figure} for claim, held, figure in claims]
+    return value
+
+
+def write(path: Path, report: Report, claims: list[tuple[str, bool, str]]) -> None:
+    """Complete or not there."""
+    value = to_json(report, claims)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -1,0 +1,52 @@
+# Everything here works on a machine that has only Python >= 3.11 and make: .venv is made on the first call and reused afterwards.
+# PYTHON chooses the interpreter, for example: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help demo test check format bench coverage-core install clean
+.DEFAULT_GOAL := help
+
+help:  ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+
+install: $(STAMP)  ## Make .venv with everything in it
+
+# torch comes first and from the constraints, so that a build that pip finds on this machine is taken before anything asks for another.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than Python 3.11; name another with PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,demo]'
+	@touch $@
+
+demo: $(STAMP)  ## Show one model update end to end, measured; figures go to build/demo.json
+	@mkdir -p build
+	$(BIN)/raftmeta demo --report build/demo.json
+
+test: $(STAMP)  ## Run every test
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## Lint, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(STAMP)  ## Rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## Measure against named peers, one JSON line a case
+	$(BIN)/python -m benchmarks
+
+coverage-core: $(STAMP)  ## Branch coverage of the pure core; fails below 100 %
+	$(BIN)/python -m coverage run --branch --source=raftmeta.core --data-file=.coverage.core -m pytest tests/unit/core tests/scenarios
+	$(BIN)/python -m coverage report --data-file=.coverage.core --show-missing --fail-under=100
+
+clean:  ## Remove .venv and everything that was made
+	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
