@@ -137,7 +137,11 @@ class Arena:
     def close(self) -> None:
         """Unmap and give the lock up. Raises BufferError while a view is in use."""
         self._view.release()
-        self._mapping.close()
+        try:
+            self._mapping.close()
+        except BufferError:
+            self._view = memoryview(self._mapping)  # the arena stays usable
+            raise
         os.close(self._fd)
 
     def _slot(self, slot: int) -> memoryview:
