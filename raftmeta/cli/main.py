@@ -34,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(words, "usage", fault.what, fault.hint, exits.Exit.USAGE)
     except RaftmetaError as error:
         return _report(words, error.code, error.detail, exits.hint(error), exits.exit_code(error))
+    except SystemExit as end:  # of a parser that ends by itself; its 2 is our usage
+        if end.code in (0, None):
+            return exits.Exit.OK
+        return exits.Exit.USAGE if end.code == 2 else exits.Exit.NO
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return exits.Exit.INTERRUPTED

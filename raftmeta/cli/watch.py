@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,13 +55,14 @@ async def _print_changes(options: WatchCommandOptions, resources: list[str]) -> 
         start = options.from_revision
         if start is None:
             start = (await client.cluster()).revision
-        async for item in client.watch(start, resources):
-            if not isinstance(item, Change):
-                continue
-            _print_change(item, options.json)
-            seen += 1
-            if seen == options.count:
-                return
+        async with aclosing(client.watch(start, resources)) as changes:
+            async for item in changes:
+                if not isinstance(item, Change):
+                    continue
+                _print_change(item, options.json)
+                seen += 1
+                if seen == options.count:
+                    return
 
 
 def _tell_reconnect(why: str) -> None:

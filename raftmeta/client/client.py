@@ -7,7 +7,7 @@ says, for a mutation, whether it may still have been applied.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -139,8 +139,11 @@ class Client:
 
     def watch(
         self, from_revision: int, resources: Sequence[str] = (), options: WatchOptions | None = None
-    ) -> AsyncIterator[Change | Bookmark]:
-        """Events with revision > from_revision, resumed over lost connections. Raises RaftmetaError `compacted`: list again."""
+    ) -> AsyncGenerator[Change | Bookmark, None]:
+        """Events with revision > from_revision, resumed over lost connections. Raises RaftmetaError `compacted`: list again.
+
+        Who stops before its end closes it: `async with aclosing(client.watch(...)) as changes`.
+        """
         return Watch(self._transport, from_revision, options or WatchOptions(resources=resources)).run()
 
     async def _get(self, path: str, read: Read, params: Mapping[str, str] | None = None) -> Reply:

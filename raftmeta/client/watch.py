@@ -7,7 +7,8 @@ makes old positions meaningless; or the code of a refused request. Silence longe
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,15 +35,16 @@ class Watch:
         self._position = from_revision
         self._generation = 0  # unknown until a member answered
 
-    async def run(self) -> AsyncIterator[Change | Bookmark]:
+    async def run(self) -> AsyncGenerator[Change | Bookmark, None]:
         timing = self._transport.options.timing
         failures, silent_since = 0, timing.monotonic()
         while True:
             url = self._transport.current_url
             try:
-                async for item in self._connection(url):
-                    failures, silent_since = 0, timing.monotonic()
-                    yield item
+                async with aclosing(self._connection(url)) as connection:
+                    async for item in connection:
+                        failures, silent_since = 0, timing.monotonic()
+                        yield item
                 error = RaftmetaError("shutting_down", f"{url} ended the stream")
             except RaftmetaError as raised:
                 if raised.code not in backoff.RETRIED:
@@ -59,7 +61,7 @@ class Watch:
             if not position:
                 await timing.sleep(backoff.wait_s(self._transport.options.policy, rounds - 1, timing.draw()))
 
-    async def _connection(self, url: str) -> AsyncIterator[Change | Bookmark]:
+    async def _connection(self, url: str) -> AsyncGenerator[Change | Bookmark, None]:
         params = {"from_revision": str(self._position)}
         if self._options.resources:
             params["resource"] = ",".join(self._options.resources)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -25,8 +26,9 @@ PARSED = [SseEvent("change", "1", '{"a":\n 1}'), SseEvent("message", "2", ""), S
 def watch(members: Members, until: int, urls: tuple[str, ...] = (A, B), from_revision: int = 0, **options: Any) -> list[Any]:
     async def work() -> list[Any]:
         got: list[Any] = []
-        async with Client(urls, options=members.options()) as client:
-            async for item in client.watch(from_revision, options=WatchOptions(**options)):
+        client = Client(urls, options=members.options())
+        async with client, aclosing(client.watch(from_revision, options=WatchOptions(**options))) as changes:
+            async for item in changes:
                 got.append(item)
                 if item.revision >= until:
                     break
