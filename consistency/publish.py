@@ -1,0 +1,172 @@
+"""`raftmeta publish DIR`: read a directory of weights once, build its manifest, and publish it as a version of a model.
+
+Publishing never serves anything. The same bytes under the same label are a success that changes nothing; other bytes are refused. Where
+agents fetch the files from is part of the manifest but of no digest: without --source it is this directory, which suits one machine or a
+shared file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as RichProgress
+
+from consistency import unbound_hf
+from consistency.artifact import FindUnbound, Hooks, Progress, build_manifest
+from consistency.artifact_files import Skipped
+from raftmeta.cli import output
+from raftmeta.cli.exits import Exit, UsageFault
+from raftmeta.cli.program import MemberOptions, command
+from raftmeta.client import Reply
+from raftmeta.core.manifest import LABEL, NAME, Manifest
+
+_PLAIN_STEP = 10  # percent between two plain lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions(MemberOptions):
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Holds *.safetensors, config.json, the tokenizer.")]
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Lower-case name; the first publish makes it.")]
+    label: Annotated[str, typer.Option("--label", metavar="LABEL", help="The version, for instance 1.4.0. Never reused.")]
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--source", metavar="URL", help="Where agents find DIR: file:///dir/ or http(s)://host/dir/; repeat."),
+    ] = None
+    unbound: Annotated[
+        list[str] | None, typer.Option("--unbound", metavar="NAME", help="A tensor that no module takes; repeat. Otherwise found out.")
+    ] = None
+    all_bound: Annotated[bool, typer.Option("--all-bound", help="Every tensor is taken; do not find out.")] = False
+    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="The agent's engine that serves it.")] = "hf"
+
+
+def _publish(options: PublishOptions) -> int:
+    """Publish a directory of weights as a version of a model. Nothing serves it until it is activated.
+
+    Every byte is read once, hashed, and checked; a directory that contradicts itself or changes meanwhile is refused and nothing is
+    published. Needs the agent-hf extra only to find out which tensors stay unbound; name them with --unbound where it is not installed.
+    """
+    _check_names(options)
+    with _Shown(quiet=options.json) as shown:
+        hooks = Hooks(progress=shown.progress, skipped=shown.skipped, find_unbound=_finder(options, shown.say))
+        manifest = build_manifest(
+            options.directory,
+            sources=options.source or [f"{options.directory.resolve().as_uri()}/"],
+            engine=options.engine,
+            unbound=[] if options.all_bound else options.unbound,
+            hooks=hooks,
+        )
+        shown.say(f"publishing {options.model}/{options.label}")
+        reply = asyncio.run(_send(options, manifest))
+    if options.json:
+        output.print_json({**_result(reply, manifest), "skipped": [{"name": item.name, "reason": item.reason} for item in shown.left_out]})
+    else:
+        output.console().print(_told(options, _result(reply, manifest)), markup=False, end="", soft_wrap=True)
+    return Exit.OK
+
+
+async def _send(options: PublishOptions, manifest: Manifest) -> Reply:
+    async with options.connect() as client:
+        return await client.publish(options.model, options.label, manifest)
+
+
+def _check_names(options: PublishOptions) -> None:
+    """Before gigabytes are read."""
+    if not NAME.match(options.model):
+        raise UsageFault(
+            f"--model is {options.model!r}, expected lower-case letters, digits, '.', '_' or '-'", "for example: --model minilm"
+        )
+    if not LABEL.match(options.label):
+        raise UsageFault(f"--label is {options.label!r}, expected letters, digits, '.', '_', '+' or '-'", "for example: --label 1.4.0")
+    if options.unbound and options.all_bound:
+        raise UsageFault("--unbound and --all-bound contradict each other", "give one of them, or neither to find out")
+
+
+def _finder(options: PublishOptions, say: Callable[[str], None]) -> FindUnbound | None:
+    """For the engine "hf", where its libraries are installed."""
+    if options.engine != "hf" or not unbound_hf.available():
+        return None
+
+    def find(root: Path, names: Sequence[str]) -> list[str]:
+        say("finding out which tensors the module takes")
+        return unbound_hf.find_unbound(root, names)
+
+    return find
+
+
+def _result(reply: Reply, manifest: Manifest) -> dict[str, Any]:
+    return {**reply, "created": reply.status == 201, "unbound": list(manifest.unbound), "sources": list(manifest.sources)}
+
+
+def _told(options: PublishOptions, result: dict[str, Any]) -> str:
+    what = "published" if result["created"] else "already published with the same bytes"
+    unbound = ", ".join(output.printable(name) for name in result["unbound"]) or "none"
+    lines = [
+        f"{options.model}/{options.label} {what} as number {result['number']}",
+        f"checksum     {result['checksum']}",
+        f"vector root  {result['vector_root']}",
+        f"size         {output.size(result['size_bytes'])} in {result['file_count']} files, {result['tensor_count']} tensors",
+        f"unbound      {unbound}",
+        f"next         raftmeta activate DEPLOYMENT {options.label}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class _Shown:
+    """A bar on a terminal, a line for every tenth elsewhere, nothing with --json. Use as a context manager."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.left_out: list[Skipped] = []
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False)
+        self._bar: RichProgress | None = None
+        self._task = TaskID(0)
+        self._told_percent = 0
+        self._begin = time.monotonic()
+
+    def __enter__(self) -> _Shown:
+        if not self._quiet and self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            self._bar = RichProgress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("reading", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def progress(self, step: Progress) -> None:
+        if self._bar:
+            self._bar.update(self._task, completed=step.done_bytes, total=step.total_bytes)
+            return
+        percent = 100 * step.done_bytes // max(1, step.total_bytes)
+        if percent >= self._told_percent + _PLAIN_STEP:
+            self._told_percent = percent - percent % _PLAIN_STEP
+            seconds = time.monotonic() - self._begin
+            self.say(f"read {output.size(step.done_bytes)} of {output.size(step.total_bytes)} ({percent} %) in {seconds:.1f} s")
+
+    def skipped(self, item: Skipped) -> None:
+        self.left_out.append(item)
+        self.say(f"left out: {output.printable(item.name)} ({item.reason})")
+
+    def say(self, text: str) -> None:
+        if self._quiet:
+            return
+        if self._bar:
+            self._bar.console.print(text, markup=False)
+        else:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+
+main = command("publish", PublishOptions, _publish)

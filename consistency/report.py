@@ -1,0 +1,162 @@
+"""A verdict as text for people and logs, and as JSON for programs. Pure: values in, lines out.
+
+Text is plain ASCII apart from what names contain, at most 100 columns wide, and reads the same on a terminal, in a mail of cron and in a
+file. Names come from other machines: control characters are escaped. The recorded form fits the limit of a verdict in the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from consistency.findings import Finding, NodeSummary, Verdict
+
+WIDTH = 100
+MAX_RECORD_BYTES = 48 << 10  # a verdict in the log may have 64 KiB of JSON; the rest is room for escapes
+MAX_FINDINGS_SHOWN = 20
+_SHORT = 12  # characters of a digest that people compare
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """The verdict's fields by name."""
+    made: dict[str, Any] = msgspec.to_builtins(verdict)
+    return made
+
+
+def for_record(verdict: Verdict) -> dict[str, Any]:
+    """The same, with as many findings, then nodes, as fit into the log. `findings_total` keeps the truth."""
+    made = as_json(verdict)
+    for part in ("findings", "nodes", "reasons"):
+        while made[part] and len(json.dumps(made)) > MAX_RECORD_BYTES:
+            made[part] = made[part][: len(made[part]) // 2]
+    return made
+
+
+def as_text(verdict: Verdict) -> str:
+    """The whole report, ending in a newline."""
+    parts = [_head(verdict), _figures(verdict), _nodes(verdict), _reasons(verdict), _findings(verdict)]
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := [line.rstrip() for line in part])) + "\n"
+
+
+def summary(verdict: Verdict) -> str:
+    """One line, for a list of deployments."""
+    gap = f", {len(verdict.reasons)} not looked at" if verdict.reasons else ""
+    return f"{verdict.verdict.upper():<10}  {_safe(verdict.deployment)}  {_version(verdict)}  {verdict.findings_total} findings{gap}"
+
+
+def _head(verdict: Verdict) -> Iterator[str]:
+    title = f"{_safe(verdict.deployment)}: {_version(verdict)}"
+    room = WIDTH - len(verdict.verdict) - 1
+    yield f"{_cut(title, room):<{room}} {verdict.verdict.upper()}"
+    yield "=" * WIDTH
+    if verdict.checksum:
+        yield f"checksum {verdict.checksum[:_SHORT]}   vector root {verdict.vector_root[:_SHORT]}   revision {verdict.revision}"
+
+
+def _figures(verdict: Verdict) -> Iterator[str]:
+    ratio = verdict.mismatch_ratio
+    different = "unknown" if ratio is None else f"{verdict.tensors_different} of {verdict.tensors_total} = {100 * ratio:.2f} %"
+    rows = [
+        ("", "PRIMARY", "STANDBY", "LIMIT"),
+        ("active models", _number(verdict.models_primary), _number(verdict.models_standby), "as decided"),
+        ("mean version lag", _ms(verdict.lag_ms_primary), _ms(verdict.lag_ms_standby), f"{verdict.limits.lag_ms:g} ms apart"),
+        ("tensors different", different, "", "0.00 %"),
+    ]
+    yield from _columns(rows, (20, 26, 26, 20))
+
+
+def _nodes(verdict: Verdict) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [("NODE", "SIDE", "ZONE", "VERSION", "SLOT", "VECTOR ROOT", "MEMORY")]
+    rows += [_node_row(node) for node in verdict.nodes]
+    if verdict.nodes:
+        yield from _columns(rows, (20, 8, 12, 16, 5, _SHORT, 18))
+
+
+def _node_row(node: NodeSummary) -> tuple[str, ...]:
+    where = (_safe(node.node), node.side, _safe(node.zone))
+    if not node.answered:
+        return (*where, "-", "-", "-", _safe(node.code) or "no answer")
+    if node.equal_to_manifest is None:
+        memory = "not compared"
+    elif node.equal_to_manifest:
+        memory = "as published"
+    else:
+        memory = f"{node.tensors_different} differ" if node.tensors_different else "differs"
+    return (*where, _safe(node.version) or "-", str(node.slot), node.vector_root[:_SHORT], memory)
+
+
+def _reasons(verdict: Verdict) -> Iterator[str]:
+    for reason in verdict.reasons:
+        where = f" {_safe(reason.node)}" if reason.node else ""
+        yield from _wrapped(f"not looked at:{where} ({_safe(reason.code)}) {_safe(reason.detail)}")
+
+
+def _findings(verdict: Verdict) -> Iterator[str]:
+    for finding in verdict.findings[:MAX_FINDINGS_SHOWN]:
+        yield from _wrapped(f"differs: {_place(finding)}")
+        yield from _wrapped(f"    expected {_safe(finding.expected)}")
+        yield from _wrapped(f"    found    {_safe(finding.found)}")
+        if finding.detail:
+            yield from _wrapped(f"    {_safe(finding.detail)}")
+    hidden = verdict.findings_total - min(len(verdict.findings), MAX_FINDINGS_SHOWN)
+    if hidden > 0:
+        yield f"and {hidden} more findings; --json shows up to {max(len(verdict.findings), MAX_FINDINGS_SHOWN)}"
+
+
+def _place(finding: Finding) -> str:
+    parts = [finding.code]
+    if finding.node:
+        parts.append(f"on {_safe(finding.node)}")
+    if finding.tensor:
+        parts.append(f"tensor {_safe(finding.tensor)}")
+    if finding.block >= 0:
+        parts.append(f"block {finding.block}")
+    return " ".join(parts)
+
+
+def _version(verdict: Verdict) -> str:
+    if not verdict.version:
+        return f"model {_safe(verdict.model)}, nothing activated"
+    return f"model {_safe(verdict.model)}, version {_safe(verdict.version)} (number {verdict.number})"
+
+
+def _columns(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str]:
+    """Left-aligned columns, each as wide as its widest cell and never wider than its width; the last cell shows the most it can."""
+    used = [min(width, max(len(row[at]) for row in rows)) for at, width in enumerate(widths)]
+    for row in rows:
+        yield "  ".join(_cut(cell, width).ljust(width) for cell, width in zip(row, used, strict=True))
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    """At most WIDTH columns; what follows is indented under the text."""
+    indent = len(text) - len(text.lstrip()) + 4
+    first = True
+    while text:
+        room = WIDTH if first else WIDTH - indent
+        end = len(text) if len(text) <= room else text.rfind(" ", room // 2, room + 1)
+        end = room if end < 0 else end
+        yield text[:end] if first else " " * indent + text[:end]
+        text, first = text[end:].lstrip(), False
+
+
+def _cut(text: str, width: int) -> str:
+    """The beginning and the end, which is where names differ."""
+    if len(text) <= width:
+        return text
+    tail = (width - 2) // 2
+    return text[: width - 2 - tail] + ".." + (text[-tail:] if tail else "")
+
+
+def _safe(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _number(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _ms(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} ms"

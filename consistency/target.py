@@ -1,0 +1,130 @@
+"""From what members say to what a deployment's nodes should hold. Pure.
+
+A deployment is switching from its last switch order until the version is active everywhere; in between its nodes may lawfully serve either
+version. How many models a node should have active follows from all deployments that name it, so the whole list is needed even to check one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from consistency import vector
+from consistency.findings import NodePlace, Target, TensorSpec
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import Manifest
+
+
+class SideSeen(msgspec.Struct, frozen=True):
+    zone: str
+    nodes: tuple[str, ...]
+
+
+class DeploymentSeen(msgspec.Struct, frozen=True):
+    """The fields of a deployment that a check needs."""
+
+    name: str
+    model: str
+    primary: SideSeen
+    standby: SideSeen | None
+    version: str
+    previous: str
+    rollout_id: str
+    order_revision: int
+    activated_revision: int
+
+    @property
+    def in_flight(self) -> bool:
+        """Ordered to switch, and not active everywhere yet."""
+        return self.order_revision > self.activated_revision
+
+    def places(self) -> Iterator[tuple[str, str, str]]:
+        """(node, side, zone)"""
+        for side, seen in (("primary", self.primary), ("standby", self.standby)):
+            if seen is not None:
+                yield from ((node, side, seen.zone) for node in seen.nodes)
+
+
+class _VersionSeen(msgspec.Struct, frozen=True):
+    number: int
+    checksum: str
+    vector_root: str
+    config_digest: str
+    tensor_count: int
+
+
+def deployment_of(body: Mapping[str, Any]) -> DeploymentSeen:
+    seen: DeploymentSeen = _convert(body, DeploymentSeen, "a deployment")
+    return seen
+
+
+def place_nodes(deployment: DeploymentSeen, all_deployments: Iterable[DeploymentSeen], lags: Mapping[str, int]) -> tuple[NodePlace, ...]:
+    counts: dict[str, tuple[int, int]] = {}
+    for other in all_deployments:
+        least, most = _active_models(other)
+        for node, _, _ in other.places():
+            before = counts.get(node, (0, 0))
+            counts[node] = before[0] + least, before[1] + most
+    return tuple(NodePlace(node, side, zone, *counts.get(node, (0, 0)), lags.get(node, -1)) for node, side, zone in deployment.places())
+
+
+def target_of(deployment: DeploymentSeen, places: tuple[NodePlace, ...], version: Mapping[str, Any] | None) -> Target:
+    """`version` is the resource of the version that serves, None when nothing was activated yet."""
+    switching = ""
+    if deployment.in_flight:
+        switching = f"a switch to {deployment.version!r} is in progress (rollout {deployment.rollout_id}); check again when it is done"
+    if version is None:
+        return Target(deployment.name, deployment.model, deployment.version, places, switching=switching)
+    seen = _convert(version, _VersionSeen, "a version")
+    return Target(
+        deployment.name,
+        deployment.model,
+        deployment.version,
+        places,
+        number=seen.number,
+        checksum=seen.checksum,
+        vector_root=seen.vector_root,
+        config_digest=seen.config_digest,
+        tensor_count=seen.tensor_count,
+        switching=switching,
+    )
+
+
+def attested_lags(rollout: Mapping[str, Any], version: str) -> dict[str, int]:
+    """node -> lag in ms, from the rollout that brought this version; empty when it brought another."""
+    if rollout.get("to_version") != version:
+        return {}
+    return {item["node"]: item["counters"]["lag_ms"] for item in rollout.get("attestations", ()) if item["stage"] == "active"}
+
+
+def tensors_of(manifest: Mapping[str, Any], target: Target) -> dict[str, TensorSpec]:
+    """The tensors of the manifest. Raises RaftmetaError integrity when they do not make the version's vector root."""
+    seen = _convert(manifest, Manifest, "a manifest")
+    found = vector.root({tensor.name: tensor.entry for tensor in seen.tensors})
+    if found != target.vector_root:
+        what = f"manifest of {target.model}/{target.version}"
+        raise RaftmetaError("integrity", f"{what}: its entries make the root {found}, the version has {target.vector_root}")
+    return {tensor.name: TensorSpec(tensor.entry, tensor.dtype, tensor.shape, tensor.size_bytes) for tensor in seen.tensors}
+
+
+def moved(before: DeploymentSeen, after: DeploymentSeen) -> bool:
+    """Whether the deployment got another order, or other nodes, in between."""
+    same = (before.version, before.order_revision, set(before.places())) == (after.version, after.order_revision, set(after.places()))
+    return after.in_flight or not same
+
+
+def _active_models(deployment: DeploymentSeen) -> tuple[int, int]:
+    """How many models the deployment makes active on each of its nodes, at least and at most."""
+    if not deployment.version:
+        return 0, 0
+    first_ever = deployment.in_flight and not deployment.previous
+    return (0 if first_ever else 1), 1
+
+
+def _convert(body: Mapping[str, Any], shape: Any, what: str) -> Any:
+    try:
+        return msgspec.convert(dict(body), shape)
+    except msgspec.ValidationError as cause:
+        raise RaftmetaError("internal", f"the member's answer is not {what}: {cause}") from cause

@@ -1,0 +1,215 @@
+"""A fleet in memory: members that remember what was decided, and nodes whose weights a test may damage byte by byte.
+
+`FakeFleet` has the calls of the client SDK that a check uses, `FakeAgents` those of the agents; `routes` serves the same answers over HTTP.
+Vectors are computed from the nodes' own bytes at the moment of the question, as an agent computes them from its slot.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from consistency import vector
+from consistency.agents import AgentFault
+from consistency.findings import NodeVector
+from raftmeta.client import Page, Reply
+from raftmeta.core import manifest as manifests
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import FileEntry, Manifest, TensorEntry
+from tests.support.stub_http import Answer, Route, problem
+
+MODEL, DEPLOYMENT = "tiny", "search"
+TensorBytes = dict[str, tuple[str, tuple[int, ...], bytearray]]
+
+
+def weights(seed: int = 1) -> TensorBytes:
+    rng = np.random.default_rng(seed)
+    shapes = {"embed.weight": (100, 700), "layer.0.weight": (40, 50), "layer.0.bias": (50,), "norm": ()}
+    return {name: ("F32", shape, bytearray(rng.normal(0, 1, shape).astype("<f4").tobytes())) for name, shape in shapes.items()}
+
+
+def manifest_of(tensors: TensorBytes) -> Manifest:
+    entries, offset = [], 0
+    for name, (dtype, shape, data) in sorted(tensors.items()):
+        entry = vector.tensor_entry(data, dtype, shape).entry
+        sha256 = hashlib.sha256(data).hexdigest()
+        entries.append(TensorEntry(name, dtype, shape, "model.safetensors", offset, offset + len(data), sha256, entry))
+        offset += len(data)
+    files = (FileEntry("config.json", 2, "1" * 64, "config"), FileEntry("model.safetensors", offset, "2" * 64, "weights"))
+    root = vector.root({tensor.name: tensor.entry for tensor in entries})
+    return Manifest(manifests.FORMAT, "hf", files, tuple(entries), (), root, ())
+
+
+@dataclass
+class FakeNode:
+    name: str
+    tensors: TensorBytes
+    version: str
+    checksum: str
+    config_digest: str
+    lag_ms: float = 40.0
+    active_models: int = 1
+    switching: bool = False
+    epoch: int = 3
+    boot_id: str = "boot-1"
+    fault: AgentFault | None = None  # raised instead of any answer
+    before_answer: Callable[[str], None] = lambda question: None  # called with roots | entries | blocks
+
+    def damage(self, tensor: str, at: int, xor: int = 0x80) -> None:
+        self.tensors[tensor][2][at] ^= xor
+
+    def vector(self, entries: bool) -> NodeVector:
+        self._asked("entries" if entries else "roots")
+        made = {name: vector.tensor_entry(data, dtype, shape).entry for name, (dtype, shape, data) in self.tensors.items()}
+        return NodeVector(
+            self.name,
+            self.boot_id,
+            DEPLOYMENT,
+            MODEL,
+            self.version,
+            self.checksum,
+            1,
+            self.epoch,
+            vector.root(made),
+            self.config_digest,
+            1_700_000_000_000,
+            self.lag_ms,
+            self.active_models,
+            self.switching,
+            made if entries else None,
+        )
+
+    def blocks(self, tensor: str) -> vector.Words:
+        self._asked("blocks")
+        return vector.block_checks(self.tensors[tensor][2])
+
+    def _asked(self, question: str) -> None:
+        self.before_answer(question)
+        if self.fault:
+            raise self.fault
+
+
+class FakeFleet:
+    """Members. Declares one deployment over two zones and activates version v1 on every node."""
+
+    def __init__(self, primary: tuple[str, ...] = ("a1",), standby: tuple[str, ...] | None = ("b1",)) -> None:
+        self.revision = 812
+        self.deployments: dict[str, dict[str, Any]] = {}
+        self.versions: dict[str, dict[str, Any]] = {}
+        self.manifests: dict[str, Manifest] = {}
+        self.rollouts: dict[str, dict[str, Any]] = {}
+        self.urls: dict[str, str] = {}
+        self.recorded: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.fault: RaftmetaError | None = None  # raised by every call
+        self.publish("v1", weights())
+        version = self.versions[f"{MODEL}/v1"]
+        self.nodes_by_name = {
+            name: FakeNode(name, weights(), "v1", version["checksum"], version["config_digest"]) for name in (*primary, *(standby or ()))
+        }
+        self.urls = {name: f"http://{name}" for name in self.nodes_by_name}
+        self.declare(DEPLOYMENT, primary, standby, version="v1", order_revision=700, activated_revision=701)
+
+    def publish(self, label: str, tensors: TensorBytes) -> None:
+        made = manifest_of(tensors)
+        summary = manifests.summarize(made, manifests.pack(made))
+        fields = msgspec.to_builtins(msgspec.structs.asdict(summary))
+        self.manifests[f"{MODEL}/{label}"] = made
+        self.versions[f"{MODEL}/{label}"] = {"model": MODEL, "label": label, "number": len(self.versions) + 1, **fields}
+
+    def declare(self, name: str, primary: tuple[str, ...], standby: tuple[str, ...] | None, **state: Any) -> None:
+        fresh = {"version": "", "previous": "", "rollout_id": "", "order_revision": 0, "activated_revision": 0}
+        sides = {"primary": {"zone": "a", "nodes": list(primary)}, "standby": standby and {"zone": "b", "nodes": list(standby)}}
+        self.deployments[name] = {"name": name, "model": MODEL, "policy": {}, **fresh, **sides, **state}
+
+    async def get_deployment(self, name: str, /) -> Reply:
+        return self._reply(self.deployments[name])
+
+    async def list_deployments(self, page: Page, /) -> Reply:
+        """One to a page, so that nobody forgets to turn it."""
+        names = sorted(name for name in self.deployments if name > (page.after or ""))
+        return self._reply({"items": [self.deployments[name] for name in names[:1]], "next": names[0] if len(names) > 1 else None})
+
+    async def get_version(self, model: str, label: str, /) -> Reply:
+        return self._reply(self.versions[f"{model}/{label}"])
+
+    async def get_manifest(self, model: str, label: str, /) -> Reply:
+        return self._reply(msgspec.to_builtins(self.manifests[f"{model}/{label}"]))
+
+    async def get_rollout(self, rollout_id: str, /) -> Reply:
+        return self._reply(self.rollouts[rollout_id])
+
+    async def nodes(self) -> Reply:
+        return self._reply({"items": [{"node": node, "url": url} for node, url in sorted(self.urls.items())], "next": None})
+
+    async def record_verdict(self, deployment: str, verdict: str, report: Mapping[str, Any], /) -> Reply:
+        self.recorded.append((deployment, verdict, report))
+        return self._reply({})
+
+    def _reply(self, body: dict[str, Any]) -> Reply:
+        if self.fault:
+            raise self.fault
+        return Reply(dict(body), status=200, revision=self.revision, generation=2)
+
+
+@dataclass
+class FakeAgents:
+    fleet: FakeFleet
+    asked: list[tuple[str, str]] = field(default_factory=list)  # node, question
+
+    async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector:
+        node = self._node(url)
+        self.asked.append((node.name, "entries" if entries else "roots"))
+        return node.vector(entries)
+
+    async def blocks(self, url: str, deployment: str, tensor: str) -> vector.Words:
+        node = self._node(url)
+        self.asked.append((node.name, tensor))
+        return node.blocks(tensor)
+
+    def _node(self, url: str) -> FakeNode:
+        return self.fleet.nodes_by_name[url.removeprefix("http://")]
+
+
+def vector_route(node: FakeNode) -> Route:
+    """The node's part of the agent's HTTP interface."""
+
+    def answer(body: Any, query: dict[str, str]) -> Answer:
+        try:
+            if "blocks" in query:
+                packed = base64.b64encode(vector.pack_blocks(node.blocks(query["blocks"]))).decode()
+                return Answer({"tensor": query["blocks"], "blocks": packed})
+            return Answer(msgspec.to_builtins(node.vector(query["entries"] == "1")))
+        except AgentFault as fault:
+            return problem(fault.code, fault.detail)
+
+    return answer
+
+
+def routes(fleet: FakeFleet) -> dict[tuple[str, str], Route]:
+    """The members' part of the HTTP interface, and their record of verdicts."""
+    made: dict[tuple[str, str], Route] = {}
+
+    def get(path: str, body: Callable[[], Any]) -> None:
+        made["GET", path] = lambda _, query: Answer(body())
+
+    get("/v1/deployments", lambda: {"items": list(fleet.deployments.values()), "next": None})
+    get("/v1/nodes", lambda: {"items": [{"node": node, "url": url} for node, url in fleet.urls.items()]})
+    for name in fleet.deployments:
+        get(f"/v1/deployments/{name}", lambda name=name: fleet.deployments[name])
+    for key, version in fleet.versions.items():
+        model, label = key.split("/")
+        get(f"/v1/models/{model}/versions/{label}", lambda version=version: version)
+        get(f"/v1/models/{model}/versions/{label}/manifest", lambda key=key: msgspec.to_builtins(fleet.manifests[key]))
+
+    def record(body: Any, query: dict[str, str]) -> Answer:
+        fleet.recorded.append((body["deployment"], body["verdict"], body["report"]))
+        return Answer({})
+
+    made["POST", "/v1/consistency"] = record
+    return made
