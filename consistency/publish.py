@@ -27,7 +27,7 @@ from consistency.artifact_files import Skipped
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import MemberOptions, command
-from raftmeta.client import Reply
+from raftmeta.client import STALE, Reply
 from raftmeta.core.manifest import LABEL, NAME, Manifest
 
 _PLAIN_STEP = 10  # percent between two plain lines
@@ -76,7 +76,11 @@ def _publish(options: PublishOptions) -> int:
 
 async def _send(options: PublishOptions, manifest: Manifest) -> Reply:
     async with options.connect() as client:
-        return await client.publish(options.model, options.label, manifest)
+        await client.cluster(STALE)  # opens the connection, so that commit_ms is the time of the quorum's decision
+        begin = time.perf_counter()
+        reply = await client.publish(options.model, options.label, manifest)
+        reply["commit_ms"] = round((time.perf_counter() - begin) * 1e3, 3)
+        return reply
 
 
 def _check_names(options: PublishOptions) -> None:
