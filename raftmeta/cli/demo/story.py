@@ -138,7 +138,9 @@ class Story:
     async def _publish(self, client: Client, label: str, directory: Path) -> None:
         with step(self._screen, f"publish {label}: raftmeta publish") as shown:
             model = self.settings.model
-            done = await self.fleet.command("publish", str(directory), "--model", model, "--label", label)
+            unbound = self._manifests["v1"]["unbound"] if self._manifests else None
+            known = [] if unbound is None else [word for name in unbound for word in ("--unbound", name)] or ["--all-bound"]
+            done = await self.fleet.command("publish", str(directory), "--model", model, "--label", label, *known)
             version = await client.get_version(model, label)
             self._versions.append(report.Version(label, version["number"], version["checksum"]))
             self._manifests[label] = dict(await client.get_manifest(model, label))
@@ -257,8 +259,11 @@ class Story:
         return [f"{sample.side}: {sample.outcome}: {sample.detail}" for sample in bad[:count]]
 
 
-def to_check(value: Mapping[str, Any]) -> report.Check:
+def to_check(answer: Mapping[str, Any]) -> report.Check:
     """The figures of a check's JSON; what it could not find out counts as wrong."""
+    if not answer["deployments"]:
+        return report.Check(str(answer["verdict"]), -1, -1, -1, -1, 1.0)
+    value = answer["deployments"][0]
     return report.Check(
         verdict=str(value["verdict"]),
         models_primary=int(_number(value["models_primary"], unknown=-1)),
