@@ -30,7 +30,7 @@ def recover(journal: Journal, store: SnapshotStore, marker: Configuration | None
     `marker` is what `init` wrote for the first start; it counts only while neither journal nor snapshot names a configuration. Without
     any of the three the member belongs to no cluster yet: it waits to be told and never stands for election.
     """
-    meta = store.latest()
+    meta = store.latest(journal.first_index)
     state, base = State.empty(), (0, Configuration())
     if meta is not None:
         state = codec.restore(store.open_chunks(meta))

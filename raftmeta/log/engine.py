@@ -160,9 +160,8 @@ class Engine(SyncObj):  # type: ignore[misc]
     def configuration(self) -> Configuration:
         return self._configurations[-1][1]
 
-    @property
-    def configuration_at_applied(self) -> Configuration:
-        return next(c for index, c in reversed(self._configurations) if index <= self.applied_index)
+    def configuration_at(self, index: int) -> Configuration:
+        return next(configuration for at, configuration in reversed(self._configurations) if at <= index)
 
     @property
     def match_indexes(self) -> dict[str, int]:

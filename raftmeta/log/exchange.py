@@ -11,16 +11,16 @@ import msgspec
 
 from raftmeta import codec
 from raftmeta.core.state import State
+from raftmeta.durable import DiskFull
 from raftmeta.log import configuration as cfg
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.engine import Engine
+from raftmeta.log.faults import SnapshotCorrupt
 from raftmeta.log.journal import Journal
 from raftmeta.log.messages import MAX_CHUNK_BYTES, SnapshotChunk, SnapshotReply
 from raftmeta.log.progress import Progress, SendState
-from raftmeta.log.snapshots import Incoming, SnapshotMeta, SnapshotStore
+from raftmeta.log.snapshots import Incoming, SnapshotGone, SnapshotMeta, SnapshotStore
 from raftmeta.log.spares import Handle, Worker
-
-POLL_S = 0.02  # how often a worker is asked whether it is done
 
 
 class ExchangeSettings(msgspec.Struct, frozen=True):
@@ -44,6 +44,8 @@ class SnapshotExchange:
         self._incoming: Incoming | None = None
         self._wanted = False  # a follower needs one and there is none
         self._bytes_at_last = journal.bytes
+        self._not_before = 0  # applied index before which no new attempt is made, after the disk was full
+        self.trouble = ""  # why the last attempt failed, "" once one succeeded
 
     @property
     def index(self) -> int:
@@ -53,19 +55,17 @@ class SnapshotExchange:
     def recovered(self, meta: SnapshotMeta | None) -> None:
         self._latest = meta
 
-    def next_deadline(self) -> float:
-        return float("inf")
-
     def poll(self, engine: Engine, state: State) -> None:
         """Take a snapshot when one is due; finish one that is done. Raises what the worker met."""
         if self._job is not None:
             if self._job.done():
                 job, self._job = self._job, None
-                self._finish(job.result())
+                self._finish(job, engine)
             return
-        if engine.applied_index > self.index and (self._wanted or self._due(engine)):
+        due = engine.applied_index >= self._not_before and (self._wanted or self._due(engine))
+        if due and engine.applied_index > self.index:
             self._wanted = False
-            index, configuration = engine.applied_index, cfg.encode(engine.configuration_at_applied)
+            index, configuration = engine.applied_index, cfg.encode(engine.configuration_at(engine.applied_index))
             term = self._journal.term_at(index)
             assert term is not None
             self._job = self._worker.submit(lambda: self._store.write(index, term, configuration, codec.snapshot_chunks(state)))
@@ -76,7 +76,14 @@ class SnapshotExchange:
         grown = self._journal.bytes - self._bytes_at_last >= self._settings.journal_bytes
         return grown or engine.applied_index - self.index >= self._settings.entries
 
-    def _finish(self, meta: SnapshotMeta) -> None:
+    def _finish(self, job: Handle[SnapshotMeta], engine: Engine) -> None:
+        try:
+            meta = job.result()
+        except DiskFull as full:  # nothing was left behind; the journal keeps everything until there is room
+            self.trouble = full.detail
+            self._not_before = engine.applied_index + max(1, self._settings.entries // 10)
+            return
+        self.trouble = ""
         if meta.index <= self.index:
             return  # a newer one was installed meanwhile
         self._latest = meta
@@ -99,13 +106,26 @@ class SnapshotExchange:
         if meta.index != self.index and progress.offset == 0:
             progress.start_snapshot(self._latest or meta)
             meta = progress.snapshot or meta
-        data = self._store.read_chunk(meta, progress.offset, MAX_CHUNK_BYTES)
+        try:
+            data = self._store.read_chunk(meta, progress.offset, MAX_CHUNK_BYTES)
+        except SnapshotGone:
+            progress.start_snapshot(self._latest or meta)
+            return None
         return SnapshotChunk(engine.term, meta.index, meta.term, meta.size_bytes, meta.sha256, progress.offset, data, engine.round)
 
     # ------------------------------------------------------------------ from the leader
 
-    def on_chunk(self, chunk: SnapshotChunk, engine: Engine) -> tuple[SnapshotReply, Installed | None]:
-        """Store one chunk; after the last one the verified snapshot to install."""
+    def on_chunk(self, chunk: SnapshotChunk, engine: Engine) -> tuple[SnapshotReply | None, Installed | None]:
+        """Store one chunk; after the last one the verified snapshot to install. No reply when it cannot be stored: it comes again."""
+        try:
+            return self._store_chunk(chunk, engine)
+        except DiskFull as full:
+            self.trouble = full.detail
+        except SnapshotCorrupt as lie:  # an impossible size, or a file that verified and then did not
+            self.trouble = lie.detail
+        return None, None
+
+    def _store_chunk(self, chunk: SnapshotChunk, engine: Engine) -> tuple[SnapshotReply, Installed | None]:
         if chunk.index <= engine.applied_index:
             return self._reply(chunk, engine, chunk.size_bytes, True), None
         incoming = self._incoming

@@ -163,6 +163,7 @@ class Links:
         origin = Origin(address=peer.address, host=peer.host, dialled=peer.id, dial=self._dials)
         peer.dialling = Connection(sock, origin, rules.MAX_HELLO_BYTES, now)
         self._board.watch(peer.dialling)
+        self._board.due(now + self._settings.connect_s)
 
     def run_timers(self, now: float) -> None:
         """Everything that time brings about; notes when to come again."""

@@ -92,7 +92,7 @@ def _check_segments(disk: Disk, directory: Path, cluster: bytes, findings: Findi
         promised = row.last_index if row.sealed else row.first_index - 1
         findings.damage = segment.damage(segment.end, wrong, promised) if wrong else segment.check(promised)
         if findings.damage is not None:
-            through = max(findings.damage.through, _promised(disk, directory, findings.hard, number))
+            through = max(findings.damage.through, _promised(disk, directory, findings.hard))
             findings.damage = msgspec.structs.replace(findings.damage, through=through)
             return
         if row.sealed:
@@ -102,11 +102,9 @@ def _check_segments(disk: Disk, directory: Path, cluster: bytes, findings: Findi
         raise HardStateCorrupt(path, f"a term of at least {findings.segments[-1].end.term}, that of the last record", f"term {state.term}")
 
 
-def _promised(disk: Disk, directory: Path, hard: HardStateFile, damaged: int) -> int:
-    """The last record that anything behind the damaged segment speaks of."""
+def _promised(disk: Disk, directory: Path, hard: HardStateFile) -> int:
+    """The last record that anything speaks of: the list, or a mark of the active segment."""
     rows = hard.state.segments
-    if damaged == len(rows) - 1:
-        return 0
     last = Segment(disk, directory, rows[-1], 0)
     if not disk.exists(last.path):
         return last.first_index - 1

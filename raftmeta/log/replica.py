@@ -127,6 +127,8 @@ class Replica:
         self._watch_leader()
         self._finish_reads()
         self._exchange.poll(self.engine, self.state)
+        if self._exchange.trouble:
+            self._observer.alarm("disk_full", f"snapshot: {self._exchange.trouble}")
         self._expire()
         self.sync_s = self._journal.sync()
         self._flush_replies()
@@ -135,7 +137,7 @@ class Replica:
 
     def next_deadline(self) -> float:
         """Monotonic time of the next step that is due although nothing arrives."""
-        due = min(self.engine.next_deadline(), self._exchange.next_deadline())
+        due = self.engine.next_deadline()
         if self.proposals.queue or self.proposals.forwarded or not self.reads.idle:
             due = min(due, self._expire_at)
         if self._leader:

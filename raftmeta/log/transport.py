@@ -189,7 +189,7 @@ class TlsTransport:
 
     def _run_timers(self, now: float) -> None:
         board, acceptor = self._board, self._acceptor
-        board.next_timer = now + 1.0
+        board.next_timer = float("inf")
         if acceptor is not None and acceptor.paused_until:
             if now >= acceptor.paused_until:
                 acceptor.paused_until = 0.0

@@ -42,7 +42,8 @@ def main() -> int:
         print(f"  {kind:32} {count:>9}")
     print(
         f"{options.seeds} seeds, {len(failed)} violations, {options.seeds / took:.2f} seeds/s, "
-        f"{totals['virtual_s'] / 3600:.2f} simulated hours ({totals['virtual_s'] / took:.0f} x real time), {totals['operations']} operations, {totals['acknowledged']} answered, "
+        f"{totals['virtual_s'] / 3600:.2f} simulated hours ({totals['virtual_s'] / took:.0f} x real time), "
+        f"{totals['operations']} operations, {totals['acknowledged']} answered, "
         f"{totals['leader_changes']} leader changes, {totals['steps']} steps"
     )
     if failed:

@@ -1,0 +1,94 @@
+"""One member process of the `commit` benchmark: the log, TLS, fsync and apply of a real member, without the HTTP server.
+
+Reads commands from standard input, one a line, answers each with one line of JSON: `status`, `load CLIENTS SECONDS`, `stop`. A load runs
+CLIENTS coroutines in this process, each publishing versions one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from api.bridge import Bridge
+from benchmarks.harness import percentile
+from raftmeta import config
+from raftmeta.core.commands import Command as Envelope
+from raftmeta.core.commands import Publish, encode
+from raftmeta.core.types import VersionSummary
+from raftmeta.member import Member
+
+MANIFEST_BYTES = 120  # with the summary and the envelope a command has over 400 bytes
+
+
+def publication(model: str, number: int) -> Publish:
+    packed = hashlib.sha256(b"%d" % number).digest() * 4
+    digest = hashlib.sha256(packed).hexdigest()
+    manifest = packed[:MANIFEST_BYTES]
+    manifest_digest = hashlib.sha256(manifest).hexdigest()
+    summary = VersionSummary(digest, digest, digest, digest, manifest_digest, 1 << 20, 1 << 20, 4, 100)
+    return Publish(model, f"v{number}", summary, manifest)
+
+
+async def load(member: Member, clients: int, seconds: float, run: int) -> dict[str, float]:
+    bridge = Bridge(asyncio.get_running_loop())
+    latencies: list[float] = []
+    until = time.perf_counter() + seconds
+
+    async def client(name: int) -> None:
+        count = 0
+        while True:
+            began = time.perf_counter()
+            if began >= until:
+                return
+            count += 1
+            key = f"{time.time_ns() // 1_000_000:013d}-{run:x}-{name:x}-{count:x}"
+            future = member.log.propose(publication(f"model-{run}-{name}", count), key, "anonymous", 10.0)
+            outcome = await bridge.result(future)
+            assert outcome.code == "ok", outcome
+            latencies.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client(name) for name in range(clients)))
+    took = time.perf_counter() - began
+    return {
+        "rate": len(latencies) / took,
+        "p50_ms": percentile(latencies, 0.5) * 1000,
+        "p99_ms": percentile(latencies, 0.99) * 1000,
+        "command_bytes": len(encode(Envelope(1, "k" * 24, "anonymous", "m", 1_700_000_000_000, publication("model-1-1", 1)))),
+    }
+
+
+def main() -> None:
+    member = Member.open(config.load(Path(sys.argv[1])))
+    member.start()
+    run = 0
+    for line in sys.stdin:
+        words = line.split()
+        match words:
+            case ["status"]:
+                status = member.log.status()
+                answer: dict[str, object] = {
+                    "role": status.role,
+                    "leader": status.leader_id,
+                    "term": status.term,
+                    "applied": status.applied_revision,
+                    "hash": member.state.state_hash.hex(),
+                    "fault": status.fault,
+                }
+            case ["load", clients, seconds]:
+                run += 1
+                answer = {**uvloop.run(load(member, int(clients), float(seconds), run))}
+            case _:
+                break
+        print(json.dumps(answer), flush=True)
+    member.stop()
+
+
+if __name__ == "__main__":
+    main()
