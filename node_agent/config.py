@@ -1,14 +1,12 @@
 """The agent's settings: one TOML file, typed, overridden by RAFTMETA_AGENT_* variables. The only reader of the environment.
 
 Every fault of a configuration is reported at once, each with the field it concerns. Paths are checked for their shape here and for their
-existence where they are used. Sockets of the process tree lie in `run_dir`, whose path must leave room for their names: a Unix socket
-address has 107 bytes.
+existence where they are used.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import tomllib
 from pathlib import Path
@@ -21,8 +19,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import NAME
 
-MAX_SOCKET_PATH = 107
-_LONGEST_SOCKET_NAME = "worker-999.sock"
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
 
 Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -116,9 +112,6 @@ class AgentConfig(BaseSettings):
     def _is_consistent(self) -> AgentConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
-        longest = len(os.fsencode(self.sockets_dir.absolute() / _LONGEST_SOCKET_NAME))
-        if longest > MAX_SOCKET_PATH:
-            raise ValueError(f"run_dir is {longest - MAX_SOCKET_PATH} bytes too long for Unix sockets; set a shorter run_dir")
         return self
 
     @property

@@ -28,9 +28,6 @@ class Worker(Protocol):
     def connected(self) -> bool: ...
 
     @property
-    def outstanding(self) -> int: ...
-
-    @property
     def served(self) -> Sequence[Served]:
         """What it said last that it serves."""
 

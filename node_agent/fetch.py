@@ -48,6 +48,10 @@ class FetchFailed(Exception):
         self.detail = detail
 
 
+class BlobsRotten(Exception):
+    """Blobs of the store were no longer what they were when they entered. They are gone and can be fetched again."""
+
+
 class Cancelled(Exception):
     """Nobody wants the version any more."""
 

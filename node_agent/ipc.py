@@ -11,8 +11,8 @@ import asyncio
 import itertools
 import os
 import stat
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -82,7 +82,8 @@ class Link:
 
     async def connect(self, path: Path) -> None:
         """Raises OSError when nobody listens."""
-        reader, self._writer = await asyncio.open_unix_connection(path)
+        with _short(path) as short:
+            reader, self._writer = await asyncio.open_unix_connection(short)
         self._task = asyncio.create_task(self._read(reader))
 
     async def call(self, make: Callable[[int], Numbered], timeout_s: float) -> Reply:
@@ -155,7 +156,8 @@ class Server:
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(os.lstat(path).st_mode):
                 path.unlink()
-        self._server = await asyncio.start_unix_server(self._serve, path)
+        with _short(path) as short:
+            self._server = await asyncio.start_unix_server(self._serve, short)
         path.chmod(0o600)
 
     async def stop(self) -> None:
@@ -203,3 +205,13 @@ class Server:
             writer.write(data)
             with suppress(ConnectionError):
                 await writer.drain()
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of the same place that fits into the 107 bytes of a socket address, however deep the directory lies."""
+    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{path.name}"
+    finally:
+        os.close(fd)

@@ -1,12 +1,15 @@
 """What a node must remember: one small checked file in the store directory, replaced as a whole.
 
-Control writes it before it acts on it; workers and the front read it, so they can restart while control is away. Per deployment: which
-versions the slots were given, the highest order obeyed (the fence), the last version that served here (the pin), and how far the running
-rollout came with what it cost. A file that does not check stops the process: starting from an empty state would obey old orders.
+Control writes it before it acts on it; workers and the front read it, so they can restart while control is away. Per deployment: the
+highest order obeyed (the fence), the version that served here last (the pin), and how far the running rollout came with what it cost. A
+file that does not check stops the process: starting from an empty state would obey old orders.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -35,12 +38,12 @@ class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     side: SideName
     arena: str  # file names in the arena directory
     control_block: str
-    labels: dict[str, str] = {}  # checksum -> label of the versions this node was told about
     fence: Order = Order(0, 0)
-    fence_checksum: str = ""
+    obeyed: Target | None = None  # what the order of the fence named; written before the switch
     pin: Target | None = None  # verified and served here last; what a start without control plane serves
-    previous: str = ""  # checksum that undo returns to
+    behind: bool = False  # the committed version is not on this node yet: not ready, though the old one serves
     change: ChangeRecord = ChangeRecord()
+    order_seen_ns: int = 0  # monotonic clock when the order of the fence was seen, 0 once every worker answered
     lag_ms: int = -1  # of the last switch: order seen to all workers answering
 
 
@@ -51,10 +54,11 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Journal:
-    """Control's copy of the file: `record` is what is on the disk."""
+    """Control's copy of the file: `record` is what is on the disk. May be used from any thread."""
 
     def __init__(self, directory: Path, node: str) -> None:
         self._path = directory / NAME
+        self._lock = threading.Lock()
         found = read(directory)
         self.record = NodeRecord(node=node) if found is None else found
         if self.record.node != node:
@@ -65,12 +69,13 @@ class Journal:
 
     def put(self, deployment: DeploymentRecord) -> None:
         """Durable when this returns. Writes nothing when nothing changed."""
-        if self.record.deployments.get(deployment.name) == deployment:
-            return
-        self._replace(self.record.deployments | {deployment.name: deployment})
+        with self._lock:
+            if self.record.deployments.get(deployment.name) != deployment:
+                self._replace(self.record.deployments | {deployment.name: deployment})
 
     def drop(self, name: str) -> None:
-        self._replace({key: value for key, value in self.record.deployments.items() if key != name})
+        with self._lock:
+            self._replace({key: value for key, value in self.record.deployments.items() if key != name})
 
     def _replace(self, deployments: dict[str, DeploymentRecord]) -> None:
         record = msgspec.structs.replace(self.record, deployments=deployments)
@@ -90,3 +95,21 @@ def read(directory: Path) -> NodeRecord | None:
     if record.format != FORMAT:
         raise RaftmetaError("integrity", f"{directory / NAME} has format {record.format!r}, expected {FORMAT!r}")
     return record
+
+
+class Follower:
+    """The node's record as it is on the disk, read again when it was replaced."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NAME
+        self._directory = directory
+        self._stamp: tuple[int, int] | None = None
+        self._found: NodeRecord | None = None
+
+    def deployments(self) -> Mapping[str, DeploymentRecord]:
+        with suppress(FileNotFoundError):
+            status = self._path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns)
+            if stamp != self._stamp:
+                self._found, self._stamp = read(self._directory), stamp
+        return {} if self._found is None else self._found.deployments

@@ -52,16 +52,18 @@ class Goal(NamedTuple):
     committed: Target | None  # None before the first activation
     order: Order  # of `committed`
     change: Change | None
+    offline: bool = False  # made of what this node remembers, not of an order: the fence does not judge it
 
 
 class SlotSeen(NamedTuple):
+    label: str = ""
     checksum: str = ""
     state: SlotState = SlotState.EMPTY
     checked: bool = False  # this process computed the vector of these bytes
     loaded: bool = False  # every worker has bound and warmed it
 
     def holds(self, target: Target) -> bool:
-        return self.state is SlotState.VERIFIED and self.checksum == target.checksum
+        return self.state is SlotState.VERIFIED and (self.label, self.checksum) == (target.label, target.checksum)
 
 
 class Seen(NamedTuple):
@@ -69,10 +71,10 @@ class Seen(NamedTuple):
 
     slots: tuple[SlotSeen, SlotSeen]
     active: int | None  # None: nothing serves
-    answering: str  # checksum with which every worker answers, "" when unknown
+    answering: Target | None  # what every worker said it answers with, None when unknown
     prepared: frozenset[str]  # checksums whose bytes are all on this node
     fence: Order
-    fence_checksum: str  # what the highest order obeyed named
+    obeyed: Target | None  # what the highest order obeyed named
     failed_change: str  # id of the rollout that failed here, "" for none
     said: Stage | None  # what was attested for the running rollout and may not be back in the record yet
 
@@ -120,7 +122,14 @@ class Attest(NamedTuple):
     target: Target
 
 
-Step = Fetch | StageInto | Verify | Warm | SwitchTo | AwaitWorkers | Attest
+class Obey(NamedTuple):
+    """Remember a higher order that asks for what serves already."""
+
+    target: Target
+    order: Order
+
+
+Step = Fetch | StageInto | Verify | Warm | SwitchTo | AwaitWorkers | Obey | Attest
 
 
 class Plan(NamedTuple):
@@ -144,7 +153,17 @@ def converged(goal: Goal, seen: Seen) -> bool:
     if goal.committed is None or seen.active is None:
         return False
     slot = seen.slots[seen.active]
-    return slot.holds(goal.committed) and slot.checked and slot.loaded and seen.answering == goal.committed.checksum
+    return slot.holds(goal.committed) and slot.checked and slot.loaded and seen.answering == goal.committed
+
+
+def is_behind(made: Plan) -> bool:
+    """The committed version is not verified on this node yet: more than the switch itself is left to do."""
+    before: list[Step] = []
+    for step in made.steps:
+        if isinstance(step, SwitchTo):
+            return any(isinstance(step, Fetch | StageInto | Verify) for step in before)
+        before.append(step)
+    return False
 
 
 def _serve(goal: Goal, seen: Seen) -> Plan:
@@ -156,11 +175,12 @@ def _serve(goal: Goal, seen: Seen) -> Plan:
     if refused:
         return Plan((), refused)
     if seen.active is not None and seen.slots[seen.active].holds(target):
-        steps = _bring_up(target, seen.active, seen)
+        obey = goal.order > seen.fence and not goal.offline
+        steps = (*_bring_up(target, seen.active, seen), *((Obey(target, goal.order),) if obey else ()))
     else:
         slot = _free_slot(target, seen.active, seen)
         steps = (*_bring_up(target, slot, seen), SwitchTo(target, slot, goal.order))
-    if steps or seen.answering != target.checksum:
+    if seen.answering != target or any(isinstance(step, SwitchTo | Warm) for step in steps):
         steps = (*steps, AwaitWorkers(target))
     change = goal.change
     if change is not None and change.phase in (Phase.COMMITTING, Phase.ACTIVE) and change.to == target:
@@ -169,10 +189,12 @@ def _serve(goal: Goal, seen: Seen) -> Plan:
 
 
 def _refusal(goal: Goal, target: Target, seen: Seen) -> str:
+    if goal.offline:
+        return ""
     if goal.order < seen.fence:
         return f"the order {tuple(goal.order)} for {target.label} is older than {tuple(seen.fence)}, which this node obeyed"
-    if goal.order == seen.fence and seen.fence_checksum and target.checksum != seen.fence_checksum:
-        return f"the order {tuple(goal.order)} named {seen.fence_checksum} before and names {target.checksum} now"
+    if goal.order == seen.fence and seen.obeyed is not None and target != seen.obeyed:
+        return f"the order {tuple(goal.order)} named {seen.obeyed.label} before and names {target.label} now, or other bytes"
     return ""
 
 

@@ -27,6 +27,7 @@ _DISK = OsDisk()
 
 class Store:
     def __init__(self, root: Path, quota_bytes: int) -> None:
+        self.root = root
         self._blobs = root / "blobs" / "sha256"
         self._partial = root / "partial"
         self._versions = root / "versions"

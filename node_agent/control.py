@@ -1,0 +1,174 @@
+"""The control process: wiring of everything that decides and moves bytes, and its answers to the front.
+
+Only this process writes to the arena, the node's record and the store. It serves no request, so it may be killed at any moment: the workers
+go on with what is active, and its successor takes over from the record, the arena and the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, cast
+
+import httpx
+import msgspec
+
+from consistency.vector import pack_blocks
+from node_agent.crew import Crew
+from node_agent.desired import Desired, Identity
+from node_agent.fetch import Fetcher, Patience
+from node_agent.ipc import Server
+from node_agent.journal import Journal
+from node_agent.loop import ControlPlane, Loop
+from node_agent.messages import Fault, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered, Reply
+from node_agent.metrics import Meter
+from node_agent.peers import Peer
+from node_agent.provide import StoreProvider
+from node_agent.report import NodeFacts
+from node_agent.runtime import Runtime, log
+from node_agent.sources import opener
+from node_agent.station import Places, Reading
+from node_agent.store import Store
+from node_agent.tend import Means, Tender
+from raftmeta.client import Client, all_items
+from raftmeta.core.manifest import config_digest
+
+HEARTBEAT_TIMEOUT_S = 5.0
+PLANE_TIMEOUT_S = 30.0
+
+
+class ClientPlane:
+    """The client SDK as the agent uses it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.cluster = client.cluster
+        self.get_rollout = client.get_rollout
+        self.get_version = client.get_version
+        self.get_manifest = client.get_manifest
+        self.attest = client.attest
+        self.watch = client.watch
+
+    def deployments(self) -> AsyncIterator[Mapping[str, Any]]:
+        return all_items(self._client.list_deployments)
+
+    async def heartbeat(self, node: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._client.heartbeat(node, status, timeout_s=HEARTBEAT_TIMEOUT_S)
+
+
+class Answers:
+    """What control answers to the front."""
+
+    def __init__(self, loop: Loop, facts: NodeFacts, store: Store) -> None:
+        self._loop = loop
+        self._facts = facts
+        self._store = store
+        self._meter = Meter()
+        gauge = self._meter.gauge
+        self._reachable = gauge("control_plane_reachable", "Whether linearizable reads of the control plane are answered")
+        self._silent = gauge("control_plane_silent_seconds", "Since the control plane answered last")
+        self._bytes = gauge("store_bytes", "All blobs of this node's store")
+        self._verified = gauge("slots_verified", "Slots that hold a verified version", ("deployment",))
+        self._converged = gauge("deployment_ready", "Whether the committed version serves in every worker", ("deployment",))
+        self._lag = gauge("switch_lag_ms", "From the last switch order seen to every worker answering, -1 unknown", ("deployment",))
+        self._stopped = gauge("deployment_trouble", "Whether a step of the deployment fails", ("deployment",))
+
+    async def answer(self, call: Numbered) -> Reply:
+        match call:
+            case GetStatus():
+                return Json(call.number, msgspec.json.encode(self._loop.status()))
+            case GetVector():
+                return await self._vector(call)
+            case GetMetrics():
+                await self._measure()
+                return Metrics(call.number, self._meter.families())
+            case _:
+                return Fault(call.number, 400, "bad_request", f"control does not answer {type(call).__name__}")
+
+    async def _vector(self, call: GetVector) -> Reply:
+        tender = self._loop.tenders.get(call.deployment)
+        if tender is None:
+            return Fault(call.number, 404, "unknown_deployment", f"deployment {call.deployment!r} is not on this node")
+        reading = await asyncio.to_thread(tender.station.vector)
+        if reading is None:
+            return Fault(call.number, 503, "starting", f"{call.deployment}: no verified version serves right now")
+        if call.blocks:
+            found = reading.vectors.get(call.blocks)
+            if found is None:
+                return Fault(call.number, 404, "not_found", f"{call.deployment}: no tensor {call.blocks[:200]!r} in the slot that serves")
+            blocks = base64.b64encode(pack_blocks(found.blocks)).decode()
+            return Json(call.number, msgspec.json.encode({"tensor": call.blocks, "blocks": blocks}))
+        return Json(call.number, await asyncio.to_thread(self._vector_body, tender, reading, call.entries))
+
+    def _vector_body(self, tender: Tender, reading: Reading, entries: bool) -> bytes:
+        record = tender.station.record
+        manifest = self._store.manifest(reading.record.checksum)
+        body: dict[str, Any] = {
+            "node": self._facts.node,
+            "zone": self._facts.zone,
+            "boot_id": self._facts.boot_id,
+            "deployment": record.name,
+            "model": record.model,
+            "version": reading.record.version,
+            "checksum": reading.record.checksum,
+            "slot": reading.slot,
+            "epoch": reading.epoch,
+            "vector_root": reading.root,
+            "config_digest": "" if manifest is None else config_digest(manifest),
+            "computed_at_ms": time.time_ns() // 1_000_000,
+            "lag_ms": record.lag_ms,
+            "active_models": sum(other.station.active is not None for other in self._loop.tenders.values()),
+            "switching": not tender.look().ready,
+        }
+        if entries:
+            body["entries"] = reading.entries
+        return msgspec.json.encode(body)
+
+    async def _measure(self) -> None:
+        self._reachable.set(self._loop.reachable)
+        self._silent.set(self._loop.silent_s)
+        self._bytes.set(await asyncio.to_thread(self._store.used_bytes))
+        for labelled in (self._verified, self._converged, self._lag, self._stopped):
+            labelled.clear()
+        for name, tender in self._loop.tenders.items():
+            look = tender.look()
+            self._verified.labels(name).set(sum(slot.record.state == "verified" for slot in look.slots))
+            self._converged.labels(name).set(look.ready)
+            self._lag.labels(name).set(look.lag_ms)
+            self._stopped.labels(name).set(bool(look.trouble))
+
+
+async def run(runtime: Runtime) -> None:
+    config = runtime.config
+    facts = NodeFacts(config.node, config.zone, runtime.boot_id, runtime.url)
+    store = Store(config.store_dir, config.store_quota_bytes)
+    places = Places(store, Journal(config.store_dir, config.node), config.arena_dir, config.slot_bytes)
+    loop = Loop(facts, Desired(Identity(config.node, runtime.boot_id)), places, config.max_deployments, config.start_wait_s)
+    peers = [Peer(runtime.worker_socket(index), loop.kick) for index in range(config.workers)]
+    answers = Answers(loop, facts, store)
+    server = Server(answers.answer, lambda: None)
+    async with Client(config.member_urls, token=config.token(), ca_file=config.ca_file, timeout_s=PLANE_TIMEOUT_S) as client:
+        plane = cast(ControlPlane, ClientPlane(client))
+        with httpx.Client(timeout=config.fetch_timeout_s, follow_redirects=False, trust_env=False) as http:
+            fetcher = Fetcher(store, opener(config.artifact_roots, http), Patience(config.fetch_attempts))
+            provider = StoreProvider(store, fetcher, plane, loop.keep)
+            loop.attach(plane, Means(config.node, runtime.boot_id, plane, provider, Crew(peers, config.load_timeout_s)))
+            await server.start(runtime.control_socket())
+            log.info("control_runs", boot_id=runtime.boot_id, members=config.member_urls)
+            await _until_stopped(runtime, [loop.run(), *(peer.keep_connected() for peer in peers)])
+            await server.stop()
+
+
+async def _until_stopped(runtime: Runtime, work: Sequence[Any]) -> None:
+    """Run everything until SIGTERM; the first thing that fails ends the process, which then starts anew."""
+    tasks = [asyncio.create_task(item) for item in (*work, runtime.stopping.wait())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

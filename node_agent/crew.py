@@ -1,0 +1,96 @@
+"""Control's view of the workers: ask all of one deployment to load, forget or acknowledge, and know what they said.
+
+A worker that is away is waited for, within a bound: the supervisor starts it again. Nothing counts as done before every worker said so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from node_agent.ipc import CallFailed, ConnectionLost
+from node_agent.messages import NOT_LOADED, Acknowledge, Answering, Family, GetMetrics, Load, Metrics, Numbered, Release, Reply
+from node_agent.peers import Peer
+from node_agent.plan import Target
+
+POLL_S = 0.02
+RELEASE_S = 30.0
+
+
+class WorkersLag(Exception):
+    """Not every worker did what was asked within the time; another try may succeed."""
+
+
+class Crew:
+    def __init__(self, peers: Sequence[Peer], load_timeout_s: float) -> None:
+        self._peers = peers
+        self._load_timeout_s = load_timeout_s
+
+    def loaded(self, deployment: str, slot: int, target: Target) -> bool:
+        """Every worker is here and holds this version in this slot."""
+        return all(peer.connected and (slot, target.label, target.checksum) in _held(peer, deployment) for peer in self._peers)
+
+    async def load(self, deployment: str, slot: int, target: Target) -> None:
+        """Bind and warm in every worker. Raises CallFailed with the first refusal, WorkersLag past the time."""
+        await self._all(lambda number: Load(number, deployment, slot, target.label, target.checksum), self._load_timeout_s)
+
+    async def release(self, deployment: str, slot: int) -> None:
+        """No request touches the slot outside the gate any more. A worker that is away loads anew and sees the slot's record."""
+        peers = [peer for peer in self._peers if peer.connected]
+        results = await asyncio.gather(*(_call(peer, lambda n: Release(n, deployment, slot), RELEASE_S) for peer in peers))
+        if any(isinstance(result, TimeoutError) for result in results):
+            raise WorkersLag(f"a worker did not release slot {slot} of {deployment} within {RELEASE_S:g} s")
+
+    async def acknowledged(self, deployment: str, target: Target, timeout_s: float) -> None:
+        """Return once every worker answers with the target. Raises WorkersLag with what the others say."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            replies = await asyncio.gather(*(_call(peer, lambda n: Acknowledge(n, deployment), timeout_s) for peer in self._peers))
+            wrong = [_said(reply) for reply in replies if not _answers(reply, target)]
+            if not wrong:
+                return
+            if time.monotonic() >= deadline:
+                raise WorkersLag(f"{len(wrong)} of {len(self._peers)} workers do not answer with {target.label}: {wrong[0]}")
+            await asyncio.sleep(POLL_S)
+
+    async def families(self) -> list[tuple[Family, ...]]:
+        replies = await asyncio.gather(*(_call(peer, GetMetrics, 1.0) for peer in self._peers))
+        return [reply.families for reply in replies if isinstance(reply, Metrics)]
+
+    async def _all(self, make: Callable[[int], Numbered], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        results = await asyncio.gather(*(self._until(peer, make, deadline) for peer in self._peers))
+        for result in results:
+            if isinstance(result, CallFailed):
+                raise result
+        if any(isinstance(result, Exception) for result in results):
+            raise WorkersLag(f"a worker did not answer within {timeout_s:g} s")
+
+    async def _until(self, peer: Peer, make: Callable[[int], Numbered], deadline: float) -> Reply | Exception:
+        """One worker's reply, over as many of its lives as fit before the deadline."""
+        while True:
+            result = await _call(peer, make, max(0.001, deadline - time.monotonic()))
+            lost = isinstance(result, ConnectionLost) or (isinstance(result, CallFailed) and result.fault.code == NOT_LOADED)
+            if not lost or time.monotonic() >= deadline:
+                return result
+            await asyncio.sleep(POLL_S)
+
+
+async def _call(peer: Peer, make: Callable[[int], Numbered], timeout_s: float) -> Reply | Exception:
+    try:
+        return await peer.call(make, timeout_s)
+    except (ConnectionLost, CallFailed, TimeoutError) as fault:
+        return fault
+
+
+def _held(peer: Peer, deployment: str) -> set[tuple[int, str, str]]:
+    return {(slot.slot, slot.label, slot.checksum) for item in peer.served if item.deployment == deployment for slot in item.slots}
+
+
+def _answers(reply: Reply | Exception, target: Target) -> bool:
+    return isinstance(reply, Answering) and (reply.label, reply.checksum) == (target.label, target.checksum)
+
+
+def _said(reply: Reply | Exception) -> str:
+    return f"it answers with {reply.label}" if isinstance(reply, Answering) else str(reply) or type(reply).__name__

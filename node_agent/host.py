@@ -1,0 +1,261 @@
+"""What one worker holds: for each deployment the mapped arena, the gate, and a bound module per slot.
+
+Two threads use it. The computing thread alone enters the gate, runs modules and forgets slots; the loading thread binds and warms a slot
+beside it. A request is computed only by a module whose version the slot's record names as verified at that moment, and the label in the
+answer is that module's. A request pinned to the version of the other slot takes no place in the gate; its answer counts only if the
+record is the same after computing as before.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from node_agent import journal
+from node_agent.binding import SlotViews
+from node_agent.device.arena import Arena
+from node_agent.device.control_block import NO_SLOT, ControlBlock
+from node_agent.device.port import SlotRecord, SlotState
+from node_agent.device.snapshot import Snapshots
+from node_agent.engine.port import BadInput, Engine, EngineFault, Instance
+from node_agent.messages import (
+    BAD_INPUT,
+    NOT_LOADED,
+    VERSION_NOT_HELD,
+    Acknowledge,
+    Answering,
+    Done,
+    Fault,
+    Infer,
+    Inferred,
+    Load,
+    Loaded,
+    Release,
+    Reply,
+    Served,
+    SlotServed,
+)
+from node_agent.refusal import Refusal
+from node_agent.slots import WorkerGate
+from node_agent.store import Store
+from raftmeta.core.errors import RaftmetaError
+
+SLOTS = (0, 1)
+
+
+class Bound(NamedTuple):
+    """A module ready to answer."""
+
+    label: str
+    checksum: str
+    instance: Instance
+
+
+class _Deployment:
+    """One deployment's memory and modules in this worker."""
+
+    def __init__(self, arena_path: Path, block_path: Path, worker: int) -> None:
+        self.arena = Arena.open(arena_path)
+        self.snapshots = Snapshots(arena_path)
+        self.block = ControlBlock.open(block_path)
+        self.gate = WorkerGate(self.block, worker)
+        self.slots: dict[int, Bound] = {}
+
+    def usable(self, slot: int) -> tuple[Bound, SlotRecord] | None:
+        """The slot's module and record, if the slot is verified and the module is of that version."""
+        bound = self.slots.get(slot)
+        record = self.arena.record(slot)
+        if bound is None or record.state is not SlotState.VERIFIED or (record.checksum, record.version) != (bound.checksum, bound.label):
+            return None
+        return bound, record
+
+    @property
+    def active(self) -> int:
+        try:
+            slot = self.block.active()[0]
+        except ValueError:  # closed by the computing thread in between
+            return -1
+        return -1 if slot == NO_SLOT else slot
+
+    def close(self) -> None:
+        """Give the row in the control block back. The mapping goes once no module uses it."""
+        self.slots.clear()
+        gc.collect()
+        self.gate.detach()
+        self.block.close()
+        with suppress(BufferError):
+            self.arena.close()
+
+
+class Host:
+    def __init__(self, worker: int, places: tuple[Path, Path], store: Store, engines: Mapping[str, Callable[[], Engine]]) -> None:
+        """`places`: the store directory, whose record names the deployments, and the arena directory."""
+        self._worker = worker
+        self._store_dir, self._arena_dir = places
+        self._store = store
+        self._engines = engines
+        self._deployments: dict[str, _Deployment] = {}
+
+    # --- computing thread
+
+    def infer(self, call: Infer) -> Reply:
+        deployment = self._deployments.get(call.deployment)
+        if deployment is None:
+            return Fault(call.number, 503, NOT_LOADED, f"{call.deployment} is not loaded in this worker yet")
+        try:
+            slot = deployment.gate.enter()
+        except Refusal as refusal:
+            return Fault(call.number, 503, NOT_LOADED, refusal.detail)
+        try:
+            usable = deployment.usable(slot)
+            if usable is not None and call.version in ("", usable[0].label):
+                return self._run(call, usable[0])
+        finally:
+            deployment.gate.leave(slot)
+        if call.version:
+            return self._infer_pinned(call, deployment)
+        return Fault(call.number, 503, NOT_LOADED, f"slot {slot} of {call.deployment} is not loaded in this worker yet")
+
+    def _infer_pinned(self, call: Infer, deployment: _Deployment) -> Reply:
+        for slot in SLOTS:
+            usable = deployment.usable(slot)
+            if usable is None or usable[0].label != call.version:
+                continue
+            reply = self._run(call, usable[0])
+            if deployment.usable(slot) == usable:
+                return reply
+        held = ", ".join(sorted(bound.label for bound in deployment.slots.values())) or "none"
+        return Fault(call.number, 409, VERSION_NOT_HELD, f"no slot of this node holds version {call.version}; held: {held}")
+
+    def _run(self, call: Infer, bound: Bound) -> Reply:
+        try:
+            outputs = bound.instance.infer(call.inputs, call.outputs)
+        except BadInput as fault:
+            return Fault(call.number, 400, BAD_INPUT, str(fault))
+        except EngineFault as fault:
+            return Fault(call.number, 500, fault.kind, fault.detail)
+        return Inferred(call.number, bound.label, bound.checksum, outputs)
+
+    def acknowledge(self, call: Acknowledge) -> Reply:
+        """Which version the next request gets; passing the gate acknowledges the epoch."""
+        deployment = self._deployments.get(call.deployment)
+        if deployment is None:
+            return Fault(call.number, 503, NOT_LOADED, f"{call.deployment} is not loaded in this worker")
+        try:
+            slot = deployment.gate.enter()
+        except Refusal as refusal:
+            return Fault(call.number, 503, NOT_LOADED, refusal.detail)
+        usable = deployment.usable(slot)
+        deployment.gate.leave(slot)
+        if usable is None:
+            return Fault(call.number, 503, NOT_LOADED, f"slot {slot} of {call.deployment} is not loaded in this worker")
+        return Answering(call.number, slot, usable[0].label, usable[0].checksum)
+
+    def release(self, call: Release) -> Reply:
+        deployment = self._deployments.get(call.deployment)
+        if deployment is not None and call.slot >= 0:
+            deployment.slots.pop(call.slot, None)
+        elif deployment is not None:
+            del self._deployments[call.deployment]
+            deployment.close()
+        return Done(call.number)
+
+    def beat(self) -> None:
+        for deployment in tuple(self._deployments.values()):
+            deployment.gate.beat()
+
+    def close(self) -> None:
+        while self._deployments:
+            self._deployments.popitem()[1].close()
+
+    # --- loading thread
+
+    def load(self, call: Load) -> Reply:
+        started = time.monotonic()
+        try:
+            bound = self._load(call.deployment, call.slot, call.label, call.checksum)
+        except Refusal as refusal:
+            return Fault(call.number, 409, refusal.kind, refusal.detail)
+        except EngineFault as fault:
+            return Fault(call.number, 409, fault.kind, fault.detail)
+        except RaftmetaError as error:
+            return Fault(call.number, 409, error.code, error.detail)
+        except OSError as cause:
+            return Fault(call.number, 409, "not_bindable", f"{call.deployment} slot {call.slot}: {cause}")
+        return Loaded(call.number, dict(bound.instance.derived), round((time.monotonic() - started) * 1000))
+
+    def load_all(self) -> list[str]:
+        """What the record names and the slots hold, the active slot first: a restarted worker needs nobody. Gives what failed."""
+        record = journal.read(self._store_dir)
+        failed: list[str] = []
+        for name in sorted(record.deployments) if record else ():
+            try:
+                hosted = self._open(name)
+                slots = sorted(SLOTS, key=lambda slot: slot != hosted.active)
+                held = [(slot, hosted.arena.record(slot)) for slot in slots]
+            except (Refusal, OSError) as cause:
+                failed.append(f"{name}: {cause}")
+                continue
+            for slot, found in held:
+                if found.state is not SlotState.VERIFIED:
+                    continue
+                reply = self.load(Load(0, name, slot, found.version, found.checksum))
+                if isinstance(reply, Fault):
+                    failed.append(f"{name} slot {slot}: {reply.detail}")
+        return failed
+
+    def served(self) -> tuple[Served, ...]:
+        """Safe in any thread: looks at dictionaries that change as a whole."""
+        return tuple(_served(name, deployment) for name, deployment in sorted(self._deployments.copy().items()))
+
+    def _load(self, name: str, slot: int, label: str, checksum: str) -> Bound:
+        deployment = self._open(name)
+        record = deployment.arena.verified(slot)
+        if (record.checksum, record.version) != (checksum, label):
+            raise Refusal("slot_not_verified", f"slot {slot} of {name}", f"{label} ({checksum})", f"{record.version} ({record.checksum})")
+        bound = deployment.slots.get(slot)
+        if bound is not None and (bound.label, bound.checksum) == (label, checksum):
+            bound.instance.check()
+            bound.instance.warm()
+            return bound
+        snapshot = deployment.snapshots.load(slot, record.snapshot_digest)
+        manifest = self._store.manifest(checksum)
+        if snapshot is None or manifest is None:
+            missing = "snapshot of the slot" if snapshot is None else "manifest in the store"
+            raise Refusal("not_bindable", f"slot {slot} of {name}", f"a {missing}", "none")
+        if manifest.engine not in self._engines:
+            raise Refusal("not_bindable", f"version {label}", f"an engine of {', '.join(self._engines)}", manifest.engine)
+        views = SlotViews(deployment.arena.serving_view(slot), snapshot.layout)
+        instance = self._engines[manifest.engine]().load(self._store.version_dir(checksum), views, manifest.unbound)
+        instance.warm()
+        bound = Bound(label, checksum, instance)
+        deployment.slots[slot] = bound
+        return bound
+
+    def _open(self, name: str) -> _Deployment:
+        found = self._deployments.get(name)
+        if found is not None:
+            return found
+        record = journal.read(self._store_dir)
+        known = None if record is None else record.deployments.get(name)
+        if known is None:
+            raise Refusal("not_bindable", f"deployment {name}", "one in the node's record", "none")
+        found = _Deployment(self._arena_dir / known.arena, self._arena_dir / known.control_block, self._worker)
+        self._deployments[name] = found
+        return found
+
+
+def _served(name: str, deployment: _Deployment) -> Served:
+    slots = dict(deployment.slots)
+    bound = slots.get(deployment.active) or next(iter(slots.values()), None)
+    return Served(
+        deployment=name,
+        slots=tuple(SlotServed(slot, item.label, item.checksum) for slot, item in sorted(slots.items())),
+        active=deployment.active,
+        inputs=() if bound is None else bound.instance.inputs,
+        outputs=() if bound is None else bound.instance.outputs,
+    )

@@ -1,0 +1,110 @@
+"""The front's listener: uvicorn on a socket that the supervisor holds, with the limits that uvicorn leaves out.
+
+The supervisor keeps the listening socket, so while a front restarts new connections wait instead of being refused. A connection that does
+not bring a whole request head in time is closed: otherwise a few slow senders could hold every connection. Stopping means: not ready for
+`drain_s`, then no new connections, then the requests in flight end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from node_agent.front import Front
+from node_agent.runtime import Runtime, log
+
+HEAD_TIMEOUT_S = 10.0  # from connecting, or from the answer before, to the end of a request's head
+MAX_HEAD_BYTES = 64 << 10
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Closes connections whose request head is late or large. Idle ones after an answer are uvicorn's own business."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_timer is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._arm()
+
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the runtime's."""
+        yield
+
+
+async def run(runtime: Runtime, listener: socket.socket) -> None:
+    """Serve until the runtime stops, then drain."""
+    config = runtime.config
+    front = Front(runtime)
+    server = _Server(
+        uvicorn.Config(
+            front,
+            http=LimitedProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=config.connection_limit,
+            timeout_graceful_shutdown=int(config.request_deadline_s) + 1,
+            ssl_certfile=config.tls_cert,
+            ssl_keyfile=config.tls_key,
+        )
+    )
+    front.start()
+    serving = asyncio.create_task(server.serve([listener]))
+    log.info("front_serves", url=runtime.url)
+    stopping = asyncio.create_task(runtime.stopping.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        front.draining = True
+        log.info("draining", seconds=config.drain_s)
+        await asyncio.sleep(config.drain_s)
+        server.should_exit = True
+    stopping.cancel()
+    await serving
+    await front.stop()

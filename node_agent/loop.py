@@ -1,0 +1,278 @@
+"""The agent's one conversation with the control plane: list, watch, heartbeat; and a tender per deployment that acts on it.
+
+A list gives everything at one revision, the watch continues from there, `compacted` means list again. The control plane counts as reachable
+while it answers linearizable reads. When it does not, nothing stops: what serves goes on, and a node that starts without it serves what it
+served last, and says so. Deployments that no longer list the node are given up only on the word of a list or a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from node_agent import report
+from node_agent.desired import DeploymentView, Desired, RolloutView, read
+from node_agent.plan import Goal, Target
+from node_agent.refusal import Refusal
+from node_agent.report import NodeFacts
+from node_agent.runtime import log
+from node_agent.station import Places, Station, new_record
+from node_agent.tend import Means, Tender
+from raftmeta.core.errors import RaftmetaError
+
+WATCHED = ("deployments", "rollouts")
+RETRY_S = 1.0
+PROBE_S = 5.0  # between linearizable reads that prove a quorum is in reach
+PROBE_TIMEOUT_S = 5.0
+FIRST_HEARTBEAT_S = 1.0  # until a member says how often it wants one
+
+
+class Revised(Protocol):
+    """A reply: a JSON object and where it belongs."""
+
+    @property
+    def revision(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    def __getitem__(self, key: str, /) -> Any: ...
+
+
+class ControlPlane(Protocol):
+    """The calls of the client SDK that an agent makes."""
+
+    def deployments(self) -> AsyncIterator[Mapping[str, Any]]:
+        """Every deployment, page after page."""
+
+    async def cluster(self) -> Revised:
+        """A linearizable read; its revision is where a watch begins."""
+
+    async def get_rollout(self, rollout_id: str) -> Mapping[str, Any]: ...
+    async def get_version(self, model: str, label: str) -> Mapping[str, Any]: ...
+    async def get_manifest(self, model: str, label: str) -> Mapping[str, Any]: ...
+    async def heartbeat(self, node: str, status: Mapping[str, Any]) -> Mapping[str, Any]: ...
+    async def attest(self, node: str, attestation: Mapping[str, Any]) -> object: ...
+    def watch(self, from_revision: int, resources: Sequence[str]) -> AsyncIterator[Any]:
+        """Changes (generation, revision, events) and bookmarks. Raises RaftmetaError compacted."""
+
+
+class Loop:
+    def __init__(self, facts: NodeFacts, desired: Desired, places: Places, max_deployments: int, start_wait_s: float) -> None:
+        self._facts = facts
+        self._desired = desired
+        self._places = places
+        self._max = max_deployments
+        self._start_wait_s = start_wait_s
+        self._tenders: dict[str, Tender] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._targets: dict[tuple[str, str, int], Target] = {}  # (model, label, order revision) -> bytes
+        self._previous: dict[str, str] = {}  # deployment -> checksum that undo returns to
+        self._listed = False
+        self._heard_at = time.monotonic()
+        self.reachable = False
+
+    def attach(self, plane: ControlPlane, means: Means) -> None:
+        self._plane = plane
+        self._means = means
+
+    @property
+    def tenders(self) -> Mapping[str, Tender]:
+        return self._tenders
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self._heard_at
+
+    def status(self) -> dict[str, Any]:
+        looks = [tender.look() for _, tender in sorted(self._tenders.items())]
+        return report.status(self._facts, looks, self.reachable, self.silent_s)
+
+    def kick(self) -> None:
+        for tender in self._tenders.values():
+            tender.kick()
+
+    def keep(self) -> frozenset[str] | None:
+        """Checksums that must stay in the store, None while not everything is known."""
+        wanted: set[str] = set()
+        for name, tender in self._tenders.items():
+            goal, record = tender.goal, tender.station.record
+            if goal is None or goal.offline or not self._listed:
+                return None
+            targets = [goal.committed, goal.change.to if goal.change else None, record.obeyed, record.pin]
+            wanted.update(target.checksum for target in targets if target is not None)
+            wanted.update(held.checksum for slot in (0, 1) if (held := tender.station.slot_record(slot)).checksum)
+            if self._previous.get(name):
+                wanted.add(self._previous[name])
+        return frozenset(wanted)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._restore()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._beat())
+            group.create_task(self._probe())
+            group.create_task(self._start_alone())
+
+    # --- following
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                revision = await self._list()
+                async for item in self._plane.watch(revision, WATCHED):
+                    events = getattr(item, "events", ())
+                    if events:
+                        self._desired.apply(item.generation, events)
+                        await self._set_goals()
+            except RaftmetaError as error:
+                if error.code == "compacted":
+                    log.info("watch_compacted", reason=error.detail)
+                    continue
+                self._lost(error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _list(self) -> int:
+        """Everything anew. Gives the revision from which to watch: no later than any of the reads."""
+        where = await self._plane.cluster()
+        deployments = [read(item, DeploymentView) async for item in self._plane.deployments()]
+        mine = [item for item in deployments if item.side_of(self._facts.node) is not None]
+        rollouts = [read(dict(await self._plane.get_rollout(item.rollout_id)), RolloutView) for item in mine if item.rollout_id]
+        self._desired.replace(where.generation, deployments, rollouts)
+        self._heard(where.generation)
+        self._listed = True
+        await self._set_goals()
+        return where.revision
+
+    async def _set_goals(self) -> None:
+        mine = self._desired.mine()
+        for gone in set(self._tenders) - {item.name for item in mine}:
+            await self._give_up(gone)
+        for item in mine:
+            committed = await self._committed(item)
+            goal = self._desired.goal(item, committed)
+            tender = self._tenders.get(item.name) or self._adopt(goal, item.model)
+            if tender is not None:
+                if tender.station.record.side is not goal.side:
+                    tender.station.remember(side=goal.side)
+                tender.want(goal)
+                await self._remember_previous(item)
+
+    async def _committed(self, item: DeploymentView) -> Target | None:
+        if not item.version:
+            return None
+        known = self._desired.known_target(item) or self._targets.get((item.model, item.version, item.order_revision))
+        return known or await self._resolve(item, item.version)
+
+    async def _resolve(self, item: DeploymentView, label: str) -> Target:
+        version = await self._plane.get_version(item.model, label)
+        target = Target(item.model, label, str(version["checksum"]), str(version["vector_root"]))
+        if len(self._targets) > 1000:
+            self._targets.clear()
+        self._targets[item.model, label, item.order_revision] = target
+        return target
+
+    async def _remember_previous(self, item: DeploymentView) -> None:
+        known = self._targets.get((item.model, item.previous, item.order_revision))
+        if item.previous and known is None:
+            with suppress(RaftmetaError):  # asked again at the next change; until then nothing is collected
+                known = await self._resolve(item, item.previous)
+        if item.previous and known is None:
+            self._listed = False
+        self._previous[item.name] = known.checksum if known else ""
+
+    # --- tenders
+
+    def _restore(self) -> None:
+        """Take over every deployment that this node had; what it should do comes later."""
+        for name, record in sorted(self._places.journal.record.deployments.items()):
+            with suppress(Refusal, OSError):  # said by `_open`; a list tries again
+                self._start(name, Station(record, self._places))
+
+    def _adopt(self, goal: Goal, model: str) -> Tender | None:
+        """A deployment that lists this node and has no tender yet."""
+        name = goal.deployment
+        if len(self._tenders) >= self._max:
+            log.error("deployment_refused", deployment=name, reason=f"this node takes part in its limit of {self._max}")
+            return None
+        journal = self._places.journal
+        record = journal.deployment(name) or new_record(goal, model, self._places.store.root, self._facts.node)
+        try:
+            journal.put(record)
+            return self._start(name, Station(record, self._places))
+        except (Refusal, OSError) as cause:
+            log.error("deployment_refused", deployment=name, reason=str(cause))
+            return None
+
+    def _start(self, name: str, station: Station) -> Tender:
+        tender = Tender(station, self._means)
+        self._tenders[name] = tender
+        self._tasks[name] = asyncio.create_task(_guarded(tender.run), name=f"tend {name}")
+        return tender
+
+    async def _give_up(self, name: str) -> None:
+        """The deployment no longer lists this node."""
+        tender, task = self._tenders.pop(name), self._tasks.pop(name)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._places.journal.drop(name)
+        await self._means.crew.release(name, -1)
+        tender.station.destroy()
+        log.info("deployment_given_up", deployment=name)
+
+    async def _start_alone(self) -> None:
+        """Without an answer in time, serve what served last."""
+        await asyncio.sleep(self._start_wait_s)
+        for name, tender in self._tenders.items():
+            record = tender.station.record
+            if tender.goal is not None:
+                continue
+            target = record.obeyed if record.obeyed is not None and tender.station.is_prepared(record.obeyed) else record.pin
+            if target is not None:
+                log.warning("serving_without_control_plane", deployment=name, version=target.label, silent_s=round(self.silent_s, 1))
+                tender.want(Goal(name, record.side, target, record.fence, None, offline=True))
+
+    # --- being in touch
+
+    async def _beat(self) -> None:
+        interval_s = FIRST_HEARTBEAT_S
+        while True:
+            looks = [tender.look() for _, tender in sorted(self._tenders.items())]
+            with suppress(RaftmetaError):  # `_probe` says whether the control plane is there
+                reply = await self._plane.heartbeat(self._facts.node, report.heartbeat(self._facts, looks))
+                interval_s = min(60.0, max(0.1, int(reply["interval_ms"]) / 1000))
+            await asyncio.sleep(interval_s)
+
+    async def _probe(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    self._heard((await self._plane.cluster()).generation)
+            except RaftmetaError as error:
+                self._lost(error)
+            except TimeoutError:
+                self._lost(RaftmetaError("no_quorum", f"no linearizable read within {PROBE_TIMEOUT_S:g} s"))
+            await asyncio.sleep(PROBE_S)
+
+    def _heard(self, generation: int) -> None:
+        self._heard_at = time.monotonic()
+        if not self.reachable:
+            log.info("control_plane_reachable", generation=generation)
+        self.reachable = True
+
+    def _lost(self, error: RaftmetaError) -> None:
+        if self.reachable:
+            log.warning("control_plane_unreachable", reason=str(error), note="what serves goes on")
+        self.reachable = False
+
+
+async def _guarded(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A tender that fails in a way nobody foresaw is logged and starts over: it looks at everything anew anyway."""
+    while True:
+        try:
+            await run()
+        except Exception:  # noqa: BLE001 - the outermost loop of a deployment
+            log.error("tender_failed", exc_info=True)
+            await asyncio.sleep(RETRY_S)

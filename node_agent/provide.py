@@ -1,0 +1,104 @@
+"""Brings versions into the store: the manifest from the control plane, checked against what was decided, then the bytes from its sources.
+
+One fetch at a time for the whole node. A full quota or disk is answered by removing what no deployment needs, once; what is active,
+previous or desired is never removed. Nothing of a manifest is believed before its digests give the checksum that the control plane decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from node_agent.fetch import INTEGRITY_MISMATCH, BlobsRotten, Cancelled, Fetcher, FetchFailed
+from node_agent.plan import Target
+from node_agent.report import describe
+from node_agent.runtime import log
+from node_agent.store import Store, blobs_of, check_blob
+from raftmeta.core import manifest as manifests
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import Manifest
+
+_FULL = ("quota_exceeded", "disk_full")
+
+
+class ManifestSource(Protocol):
+    async def get_manifest(self, model: str, label: str) -> Mapping[str, Any]: ...
+
+
+class StoreProvider:
+    def __init__(self, store: Store, fetcher: Fetcher, plane: ManifestSource, keep: Callable[[], frozenset[str] | None]) -> None:
+        """`keep` names the checksums that must stay, None while that is not known."""
+        self._store = store
+        self._fetcher = fetcher
+        self._plane = plane
+        self._keep = keep
+        self._turn = asyncio.Lock()
+
+    async def manifest(self, target: Target) -> Manifest:
+        found = await asyncio.to_thread(self._store.manifest, target.checksum)
+        if found is None or fault_of(found, target):
+            found = await self._ask(target)
+            await asyncio.to_thread(self._store.put_manifest, target.checksum, found)
+        return found
+
+    async def fetch(self, target: Target, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
+        async with self._turn:
+            if cancelled():
+                raise Cancelled
+            manifest = await self.manifest(target)
+            try:
+                received = await asyncio.to_thread(self._fetcher.fetch, manifest, elsewhere, cancelled)
+            except RaftmetaError as error:
+                if error.code not in _FULL or not await self._make_room(target):
+                    raise
+                received = await asyncio.to_thread(self._fetcher.fetch, manifest, elsewhere, cancelled)
+            await asyncio.to_thread(self._store.materialize, target.checksum, manifest)
+            await asyncio.to_thread(self._store.sync)
+            return received
+
+    async def discard_rotten(self, target: Target) -> None:
+        manifest = await self.manifest(target)
+        count = await asyncio.to_thread(self._discard_rotten, manifest)
+        if count:
+            raise BlobsRotten(f"{count} blobs of {describe(target)} had changed on the disk of this node; they are fetched again")
+
+    def _discard_rotten(self, manifest: Manifest) -> int:
+        rotten = [s for s, size in dict(blobs_of(manifest)).items() if self._store.has(s, size) and not check_blob(self._store.path(s), s)]
+        for sha256 in rotten:
+            self._store.discard(sha256)
+        return len(rotten)
+
+    async def _make_room(self, target: Target) -> bool:
+        keep = self._keep()
+        if keep is None:
+            return False
+        freed = await asyncio.to_thread(self._store.collect, keep | {target.checksum})
+        log.info("store_collected", freed_bytes=freed, kept_versions=len(keep) + 1)
+        return freed > 0
+
+    async def _ask(self, target: Target) -> Manifest:
+        reply = await self._plane.get_manifest(target.model, target.label)
+        try:
+            manifest = msgspec.convert(dict(reply), Manifest)
+        except msgspec.ValidationError as cause:
+            raise RaftmetaError("bad_json", f"the control plane sent no manifest for {describe(target)}: {cause}") from cause
+        fault = fault_of(manifest, target)
+        if fault:
+            raise FetchFailed(INTEGRITY_MISMATCH, f"manifest of {describe(target)}: {fault}")
+        return manifest
+
+
+def fault_of(manifest: Manifest, target: Target) -> str:
+    """Why this is not the manifest of the version that was decided, empty if it is."""
+    faults = manifests.faults(manifest)
+    if faults:
+        return faults[0]
+    found = manifests.checksum(manifests.config_digest(manifest), manifests.weights_digest(manifest))
+    if found != target.checksum:
+        return f"its digests give the checksum {found}, decided was {target.checksum}"
+    if manifest.vector_root != target.vector_root:
+        return f"its vector root is {manifest.vector_root}, decided was {target.vector_root}"
+    return ""

@@ -1,0 +1,113 @@
+"""What an agent says: attestations, heartbeats, its status. Pure: values in, JSON objects out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from node_agent.device.port import SlotRecord, SlotState
+from node_agent.journal import ChangeRecord
+from node_agent.plan import Attest, Target
+from raftmeta.core.types import SideName, Stage, StageCounters
+
+MAX_DETAIL = 1000  # characters of a failure
+
+
+class SlotLook(NamedTuple):
+    record: SlotRecord
+    active: bool
+
+
+class Look(NamedTuple):
+    """One deployment on this node, at one moment."""
+
+    deployment: str
+    model: str
+    side: SideName
+    slots: tuple[SlotLook, ...]  # empty before the first version
+    ready: bool
+    lag_ms: int
+    goal: str  # label that is committed, "" when unknown
+    doing: str  # the step being taken
+    trouble: str  # why it does not advance
+
+
+class NodeFacts(NamedTuple):
+    node: str
+    zone: str
+    boot_id: str
+    url: str
+
+
+def attestation(step: Attest, side: SideName, boot_id: str, vector_root: str, change: ChangeRecord) -> dict[str, Any]:
+    """The body of an attestation: the fields of commands.Attest without the node."""
+    failed = step.stage is Stage.FAILED
+    return {
+        "rollout_id": step.change,
+        "side": side.value,
+        "stage": step.stage.value,
+        "checksum": step.target.checksum,
+        "vector_root": "" if step.stage in (Stage.PREPARED, Stage.FAILED) else vector_root,
+        "boot_id": boot_id,
+        "counters": counters(change.counters),
+        "code": change.failure_code if failed else "",
+        "detail": change.failure_detail[:MAX_DETAIL] if failed else "",
+    }
+
+
+def counters(value: StageCounters) -> dict[str, int]:
+    return msgspec.structs.asdict(value)
+
+
+def heartbeat(facts: NodeFacts, looks: Sequence[Look]) -> dict[str, Any]:
+    """NodeStatus."""
+    return {
+        **facts._asdict(),
+        "slots": [slot for look in looks for slot in _slots(look)],
+        "deployments": {look.deployment: _serving(look) for look in looks},
+    }
+
+
+def status(facts: NodeFacts, looks: Sequence[Look], reachable: bool, silent_s: float) -> dict[str, Any]:
+    """The answer of /raftmeta/v1/status: a heartbeat and what stands in the way."""
+    body = heartbeat(facts, looks)
+    body["control_plane"] = {"reachable": reachable, "last_answer_s_ago": round(silent_s, 3)}
+    for look in looks:
+        more = {"model": look.model, "side": look.side.value, "committed": look.goal, "doing": look.doing, "trouble": look.trouble}
+        body["deployments"][look.deployment] |= more
+    return body
+
+
+def kept_counters(total: int, changed: int, fetched: int) -> StageCounters:
+    """The cost of a version that its slot held already."""
+    return StageCounters(bytes_total=total, bytes_fetched=fetched, bytes_kept=total, tensors_changed=changed)
+
+
+def describe(target: Target) -> str:
+    return f"{target.model}/{target.label} ({target.checksum[:12]})"
+
+
+def _slots(look: Look) -> list[dict[str, Any]]:
+    return [
+        {
+            "deployment": look.deployment,
+            "slot": "active" if slot.active else "standby",
+            "version": slot.record.version,
+            "checksum": slot.record.checksum,
+            "state": slot.record.state.value,
+        }
+        for slot in look.slots
+    ]
+
+
+def _serving(look: Look) -> dict[str, Any]:
+    record = next((slot.record for slot in look.slots if slot.active and slot.record.state is SlotState.VERIFIED), None)
+    return {
+        "version": "" if record is None else record.version,
+        "checksum": "" if record is None else record.checksum,
+        "vector_root": "" if record is None else record.vector_root,
+        "ready": look.ready,
+        "lag_ms": look.lag_ms if record is not None else -1,
+    }

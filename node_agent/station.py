@@ -1,0 +1,309 @@
+"""One deployment's memory on this node, from control's side: arena, slots, switch, and what is known about them.
+
+Knows no rule about when to do what: `plan` decides, `tend` calls. All methods block and are called one at a time, except `vector`, which
+reads only and may run beside them. `look` says what is true now; that a slot was checked or warmed counts for this process only, and for
+the standby slot only within the rollout that asked for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from consistency.vector import TensorVector, root, tensor_entry
+from node_agent import layout as layouts
+from node_agent import names, staging, staging_plan
+from node_agent.device.arena import SLOTS, Arena
+from node_agent.device.control_block import NO_SLOT, ControlBlock
+from node_agent.device.cpu import CpuDevice
+from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
+from node_agent.device.snapshot import Snapshots
+from node_agent.journal import ChangeRecord, DeploymentRecord, Journal
+from node_agent.layout import Layout
+from node_agent.plan import Goal, Order, Seen, SlotSeen, Target
+from node_agent.refusal import Refusal
+from node_agent.slots import Switch, SwitchReport
+from node_agent.store import Store, blobs_of
+from raftmeta.core.manifest import Manifest, pack
+from raftmeta.core.types import Phase, StageCounters
+
+DRAIN_S = 60.0  # longer than any request may take
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things of this node lie, shared by its deployments."""
+
+    store: Store
+    journal: Journal
+    arena_dir: Path
+    slot_bytes: int  # 0: the first version and a quarter more
+    clock_ns: Callable[[], int] = time.monotonic_ns
+
+
+class SlotCheck(NamedTuple):
+    """What this process did with a slot: of which record, during which rollout ("" outside one)."""
+
+    record: SlotRecord
+    change: str
+
+
+class Reading(NamedTuple):
+    """The vector of the slot that served while it was computed."""
+
+    record: SlotRecord
+    slot: int
+    epoch: int
+    vectors: dict[str, TensorVector]
+
+    @property
+    def entries(self) -> dict[str, str]:
+        return {name: vector.entry for name, vector in self.vectors.items()}
+
+    @property
+    def root(self) -> str:
+        return root(self.entries)
+
+
+class Station:
+    def __init__(self, record: DeploymentRecord, places: Places) -> None:
+        """Takes over what an earlier control left. Raises Refusal when the files in shared memory are not ours to use."""
+        self.name = record.name
+        self._places = places
+        self._arena_path = places.arena_dir / record.arena
+        block_path = places.arena_dir / record.control_block
+        self.block = ControlBlock.open(block_path) if block_path.exists() else ControlBlock.create(block_path)
+        self._snapshots = Snapshots(self._arena_path)
+        self._arena: Arena | None = None
+        if self._arena_path.exists():
+            self._arena = _open_arena(self._arena_path)
+        self._switch = Switch(self.block, lambda slot: self._need_arena().verified(slot))
+        self._checked: dict[int, SlotCheck] = {}
+        self._warmed: dict[int, SlotCheck] = {}
+        self._prepared: set[str] = set()
+
+    # --- the record
+
+    @property
+    def record(self) -> DeploymentRecord:
+        found = self._places.journal.deployment(self.name)
+        assert found is not None, self.name
+        return found
+
+    def remember(self, **fields: object) -> None:
+        """Durable when this returns."""
+        self._places.journal.put(msgspec.structs.replace(self.record, **fields))
+
+    def change_record(self, change_id: str) -> ChangeRecord:
+        """How far this node came with a rollout; a new one starts from nothing."""
+        found = self.record.change
+        if found.id != change_id:
+            found = ChangeRecord(id=change_id)
+            self.remember(change=found)
+        return found
+
+    # --- looking
+
+    @property
+    def active(self) -> int | None:
+        slot = self.block.active()[0]
+        return None if slot == NO_SLOT else slot
+
+    def slot_record(self, slot: int) -> SlotRecord:
+        return EMPTY_RECORD if self._arena is None else self._arena.record(slot)
+
+    def look(self, goal: Goal, loaded: Callable[[int, Target], bool]) -> Seen:
+        """What is true now, for the plan. `loaded`: does every worker hold this version in this slot?"""
+        record = self.record
+        change = goal.change
+        syncing = change is not None and change.phase is Phase.SYNCING
+        targets = [target for target in (goal.committed, change.to if change else None, record.obeyed) if target is not None]
+        active = self.active
+        slots = []
+        for slot in range(SLOTS):
+            held = self.slot_record(slot)
+            within = change.id if change is not None and syncing and slot != active else None
+            target = Target("", held.version, held.checksum, "")
+            warmed = _counts(self._warmed.get(slot), held, within) and loaded(slot, target)
+            slots.append(SlotSeen(held.version, held.checksum, held.state, _counts(self._checked.get(slot), held, within), warmed))
+        failed = record.change.id if record.change.failure_code else ""
+        return Seen(
+            slots=(slots[0], slots[1]),
+            active=active,
+            answering=None,
+            prepared=frozenset(target.checksum for target in targets if self.is_prepared(target)),
+            fence=record.fence,
+            obeyed=record.obeyed,
+            failed_change=failed,
+            said=None,
+        )
+
+    def is_prepared(self, target: Target) -> bool:
+        """Every byte of the version is on this node: in the store, or in the slot that serves."""
+        if target.checksum in self._prepared:
+            return True
+        manifest = self._places.store.manifest(target.checksum)
+        if manifest is None or not self._places.store.version_dir(target.checksum).is_dir():
+            return False
+        elsewhere = self.held_by_active()
+        if any(sha256 not in elsewhere for sha256, _ in self._places.store.missing(blobs_of(manifest))):
+            return False
+        self._prepared.add(target.checksum)
+        return True
+
+    def held_by_active(self) -> frozenset[str]:
+        """SHA-256 of the tensors in the slot that serves."""
+        active = self.active
+        record = EMPTY_RECORD if active is None else self.slot_record(active)
+        if active is None or record.state is not SlotState.VERIFIED:
+            return frozenset()
+        snapshot = self._snapshots.load(active, record.snapshot_digest)
+        return frozenset() if snapshot is None else frozenset(snapshot.held.values())
+
+    def forget_prepared(self) -> None:
+        """Look at the store again: something was missing or was removed."""
+        self._prepared.clear()
+
+    # --- doing
+
+    def has_room(self, manifest: Manifest) -> bool:
+        """False when there is no arena yet, or it is too small and nothing serves from it: `make_room` then makes one."""
+        need = layouts.plan(manifest.tensors).total_bytes
+        return self._arena is not None and (self._arena.slot_bytes >= need or self.active is not None)
+
+    def make_room(self, manifest: Manifest) -> None:
+        """A new arena; the workers have let the old one go. Raises Refusal no_headroom with the numbers."""
+        need = layouts.plan(manifest.tensors).total_bytes
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+        self._checked.clear()
+        self._warmed.clear()
+        self._arena = Arena.create(self._arena_path, max(self._places.slot_bytes or need + need // 4, need, 1))
+
+    def stage(self, target: Target, slot: int, order: Order, change: str, fetched: int) -> StageCounters:
+        """Write and verify. Raises Refusal; the slot that serves is untouched."""
+        device = CpuDevice(self._need_arena())
+        self._switch.wait_drained(slot, time.monotonic() + DRAIN_S)
+        try:
+            staged = staging.stage(device, self._snapshots, self._stage_order(target, slot, order), self._places.store, fetched)
+        except Refusal:
+            self.forget_prepared()
+            raise
+        self._checked[slot] = SlotCheck(staged.record, change)
+        return staged.counters
+
+    def kept_counters(self, target: Target, slot: int, order: Order) -> StageCounters:
+        """What staging would cost now: of a slot that holds the version, nothing but `kept`."""
+        made = staging.plan(CpuDevice(self._need_arena()), self._snapshots, self._stage_order(target, slot, order))
+        return staging_plan.counters(made.steps, 0, made.tensors_changed)
+
+    def verify(self, target: Target, slot: int, change: str) -> None:
+        """Compute the vector of what the slot holds. A slot that fails is emptied first, so that nothing serves from it, then refused."""
+        arena = self._need_arena()
+        record = arena.record(slot)
+        snapshot = self._snapshots.load(slot, record.snapshot_digest)
+        found = "no list of its tensors" if snapshot is None else Reading(record, slot, 0, _compute(arena, slot, snapshot.layout)).root
+        if found != target.vector_root or record.vector_root != target.vector_root:
+            arena.mark_empty(slot)
+            raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
+        self._checked[slot] = SlotCheck(record, change)
+
+    def note_warm(self, slot: int, change: str) -> None:
+        self._warmed[slot] = SlotCheck(self.slot_record(slot), change)
+
+    def switch(self, target: Target, slot: int, order: Order, seen_ns: int) -> SwitchReport:
+        """Durably obey the order, then flip. The slot was checked by this process."""
+        record = self._need_arena().verified(slot)
+        check = self._checked.get(slot)
+        if (record.version, record.checksum) != (target.label, target.checksum) or check is None or check.record != record:
+            raise Refusal("slot_not_verified", f"slot {slot}", f"{target.label}, checked by this process", f"{record.version}")
+        if order > self.record.fence:
+            self.remember(fence=order, obeyed=target, order_seen_ns=seen_ns, lag_ms=-1)
+        return self._switch.switch(slot)
+
+    def note_answering(self, target: Target) -> None:
+        """Every worker answers with the target: it is the pin, and the lag of its order is known."""
+        record = self.record
+        lag_ms = record.lag_ms
+        if record.order_seen_ns and record.obeyed == target:
+            passed_ns = self._places.clock_ns() - record.order_seen_ns
+            lag_ms = passed_ns // 1_000_000 if passed_ns >= 0 else -1  # a boot in between starts the clock anew
+        self.remember(pin=target, order_seen_ns=0, lag_ms=lag_ms)
+
+    # --- reading for the checker
+
+    def vector(self) -> Reading | None:
+        """Computed from the memory that serves, None while nothing does. Again when a switch or restaging came in between."""
+        for _ in range(3):
+            slot, epoch = self.block.active()
+            if slot == NO_SLOT or self._arena is None:
+                return None
+            record = self._arena.record(slot)
+            snapshot = self._snapshots.load(slot, record.snapshot_digest)
+            if record.state is not SlotState.VERIFIED or snapshot is None:
+                return None
+            vectors = _compute(self._arena, slot, snapshot.layout)
+            if self.block.active() == (slot, epoch) and self._arena.record(slot) == record:
+                return Reading(record, slot, epoch, vectors)
+        return None
+
+    def close(self) -> None:
+        self.block.close()
+        if self._arena is not None:
+            with suppress(BufferError):
+                self._arena.close()
+            self._arena = None
+
+    def destroy(self) -> None:
+        """The deployment left this node: give its memory back."""
+        self.close()
+        for path in (self._arena_path, self.block.path):
+            path.unlink(missing_ok=True)
+        for slot in range(SLOTS):
+            self._snapshots.drop_others(slot, "")
+
+    def _stage_order(self, target: Target, slot: int, order: Order) -> staging.StageOrder:
+        manifest = self._places.store.manifest(target.checksum)
+        if manifest is None:
+            raise Refusal("source_failed", f"manifest of {target.label}", "one in the store", "none", "plan")
+        digest = hashlib.sha256(pack(manifest)).hexdigest()
+        return staging.StageOrder(target.label, target.checksum, manifest, digest, slot, self.active, order.generation, order.revision)
+
+    def _need_arena(self) -> Arena:
+        if self._arena is None:
+            raise Refusal("slot_not_verified", f"arena {self._arena_path}", "one that holds a version", "none")
+        return self._arena
+
+
+def new_record(goal: Goal, model: str, store_dir: Path, node: str) -> DeploymentRecord:
+    """What is remembered of a deployment from the moment it lists this node."""
+    arena = names.arena(store_dir, node, goal.deployment)
+    return DeploymentRecord(goal.deployment, model, goal.side, arena, names.control_block(arena))
+
+
+def _open_arena(path: Path) -> Arena | None:
+    """None for an arena of an earlier boot or half a file: `make_room` replaces what is ours, and refuses what is not."""
+    try:
+        return Arena.open(path, readonly=False)
+    except Refusal as refusal:
+        if refusal.kind != "foreign_arena":
+            raise
+        return None
+
+
+def _counts(check: SlotCheck | None, held: SlotRecord, change: str | None) -> bool:
+    """`change` None: a check by this process counts, whatever it was for."""
+    return check is not None and check.record == held and change in (None, check.change)
+
+
+def _compute(arena: Arena, slot: int, layout: Layout) -> dict[str, TensorVector]:
+    with arena.slot_view(slot) as memory:
+        return {place.name: tensor_entry(memory[place.offset : place.end], place.dtype, place.shape) for place in layout.placements}

@@ -1,0 +1,109 @@
+"""The worker process: one model instance per slot, one computing thread, one loading thread, one socket.
+
+Requests are computed in order of arrival by the computing thread; everything that must not meet a request half way (acknowledging a switch,
+forgetting a slot) goes through the same thread. Whatever changes in what it serves is pushed to everyone connected. It needs neither
+control nor the front to come back after a crash: the node's record and the arena say what to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from node_agent.host import Host
+from node_agent.ipc import Server
+from node_agent.messages import (
+    Acknowledge,
+    Fault,
+    GetMetrics,
+    Infer,
+    Inferred,
+    Load,
+    Metrics,
+    Numbered,
+    Release,
+    Reply,
+    WorkerState,
+)
+from node_agent.metrics import Meter
+from node_agent.runtime import Runtime, log
+
+BEAT_S = 1.0
+
+
+class Worker:
+    def __init__(self, index: int, host: Host) -> None:
+        self._index = index
+        self._host = host
+        self._compute = ThreadPoolExecutor(1, "compute")
+        self._loading = ThreadPoolExecutor(1, "load")
+        self._meter = Meter()
+        self._requests = self._meter.counter("worker_requests", "Requests by outcome", ("worker", "deployment", "outcome"))
+        self._seconds = self._meter.seconds("compute_seconds", "Time in the module and tokenizer", ("worker", "deployment"))
+        self._memory = self._meter.gauge("worker_private_bytes", "Anonymous memory of the process, without the arena", ("worker",))
+        self._server = Server(self._answer, self._state)
+
+    async def run(self, runtime: Runtime) -> None:
+        loop = asyncio.get_running_loop()
+        await self._server.start(runtime.worker_socket(self._index))
+        for fault in await loop.run_in_executor(self._loading, self._host.load_all):
+            log.warning("slot_not_loaded", worker=self._index, reason=fault)
+        self._announce()
+        log.info("worker_serves", worker=self._index, deployments=[item.deployment for item in self._host.served()])
+        while not runtime.stopping.is_set():
+            await loop.run_in_executor(self._compute, self._host.beat)
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await runtime.stopping.wait()
+            except TimeoutError:
+                pass
+        await self._server.stop()
+        self._loading.shutdown(cancel_futures=True)
+        await loop.run_in_executor(self._compute, self._host.close)
+        self._compute.shutdown()
+
+    async def _answer(self, call: Numbered) -> Reply:
+        match call:
+            case Infer():
+                return await self._infer(call)
+            case Load():
+                return await self._then_announce(self._loading, lambda: self._host.load(call))
+            case Acknowledge():
+                return await self._then_announce(self._compute, lambda: self._host.acknowledge(call))
+            case Release():
+                return await self._then_announce(self._compute, lambda: self._host.release(call))
+            case GetMetrics():
+                self._memory.labels(str(self._index)).set(private_bytes())
+                return Metrics(call.number, self._meter.families())
+            case _:
+                return Fault(call.number, 400, "bad_request", f"a worker does not answer {type(call).__name__}")
+
+    async def _infer(self, call: Infer) -> Reply:
+        labels = (str(self._index), call.deployment)
+        with self._seconds.labels(*labels).time():
+            reply = await asyncio.get_running_loop().run_in_executor(self._compute, self._host.infer, call)
+        outcome = "ok" if isinstance(reply, Inferred) else reply.code if isinstance(reply, Fault) else "other"
+        self._requests.labels(*labels, outcome).inc()
+        return reply
+
+    async def _then_announce(self, pool: ThreadPoolExecutor, work: Callable[[], Reply]) -> Reply:
+        reply = await asyncio.get_running_loop().run_in_executor(pool, work)
+        self._announce()
+        return reply
+
+    def _announce(self) -> None:
+        self._server.push(self._state())
+
+    def _state(self) -> WorkerState:
+        return WorkerState(self._index, os.getpid(), self._host.served())
+
+
+def private_bytes() -> int:
+    """Anonymous resident memory: what this process holds beside files and shared memory."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
