@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -25,7 +26,7 @@ def build(service: Service) -> FastLayer:
 
 def build_inner(service: Service) -> FastAPI:
     """Every operation without the thin layer, and the documents."""
-    app = FastAPI(title="raftmeta", openapi_url="/openapi.json", docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="raftmeta", openapi_url="/openapi.json", docs_url="/docs", redoc_url=None, redirect_slashes=False)
     for operation in OPERATIONS:
         app.add_api_route(
             operation.path,
@@ -34,10 +35,14 @@ def build_inner(service: Service) -> FastAPI:
             operation_id=operation.id,
             response_model=None,
         )
-    document = openapi.document(OPERATIONS, metadata.version("raftmeta"))
-    app.openapi = lambda: document  # type: ignore[method-assign]
+    app.openapi = document  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _refuse(service))
     return app
+
+
+@cache
+def document() -> dict[str, Any]:
+    return openapi.document(OPERATIONS, metadata.version("raftmeta"))
 
 
 class _Served(Response):

@@ -20,7 +20,7 @@ from raftmeta.core.errors import RaftmetaError
 MAX_DEPTH = 64
 T = TypeVar("T", bound=msgspec.Struct)
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`(?: - at `(?P<path>\$.*)`)?\Z", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`(?: - at `(?P<path>\$[^`]*)`)?\Z", re.DOTALL)
 _STEP = re.compile(r"\.(?P<name>[A-Za-z_]\w*)|\[(?P<index>\d+|\.\.\.)\]")
 _encode = msgspec.json.Encoder().encode
 
@@ -59,19 +59,18 @@ class Body(Generic[T]):
 def _scan(data: bytes) -> None:
     """The exact judgement: raises RaftmetaError bad_json for anything that is not strict JSON of bounded depth."""
     level: list[Any] = [strict_json.loads(data)]
-    for _ in range(MAX_DEPTH + 1):
+    depth = 0
+    while level:
+        depth += 1
         below: list[Any] = []
         for value in level:
-            if isinstance(value, dict):
-                below.extend(value.values())
-            elif isinstance(value, list):
-                below.extend(value)
+            if isinstance(value, dict | list):
+                if depth > MAX_DEPTH:
+                    raise RaftmetaError("bad_json", f"nested deeper than {MAX_DEPTH} levels")
+                below.extend(value.values() if isinstance(value, dict) else value)
             elif isinstance(value, str) and not _is_text(value):
                 raise RaftmetaError("bad_json", f"the string {value[:40]!a} holds half a surrogate pair")
-        if not below:
-            return
         level = below
-    raise RaftmetaError("bad_json", f"nested deeper than {MAX_DEPTH} levels")
 
 
 def _is_text(value: str) -> bool:
