@@ -32,13 +32,15 @@ def is_running(process: ProcessId) -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, None when there is no such process or it has ended."""
+    """Field 22 of /proc/PID/stat, None when there is no such process or its last thread has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()  # the name before it may hold spaces and brackets
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    state, threads, started = fields[0], int(fields[17]), int(fields[19])
+    ended = state in (b"Z", b"X") and threads <= 1  # a first thread that has ended says nothing about the others
+    return None if ended else started
 
 
 def boot_id() -> str:

@@ -5,6 +5,7 @@ import mmap
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -125,6 +126,51 @@ def test_counts_of_a_worker_are_cleared_only_once_the_kernel_says_that_it_ended(
         block.clear_dead(2, pidfd)  # again does nothing
         os.close(pidfd)
         os.close(other)
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, sys, threading, time
+from pathlib import Path
+from node_agent.device.control_block import ControlBlock
+ControlBlock.open(Path(sys.argv[1])).attach(0)
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("attached", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_worker_whose_first_thread_ended_is_not_cleared_while_another_thread_runs(shm: Path) -> None:
+    block = ControlBlock.create(shm / "control")
+    with python_process(FIRST_THREAD_ENDS, str(block.path)) as worker:
+        assert line_of(worker) == "attached"
+        pidfd = os.pidfd_open(worker.pid)
+        stat_file = Path(f"/proc/{worker.pid}/stat")
+        until(lambda: b") Z " in stat_file.read_bytes(), "the first thread to end")
+        row = block.row(0)
+        assert row is not None
+        assert is_running(row.process)
+        with pytest.raises(Refusal, match="worker_alive"):
+            block.clear_dead(0, pidfd)
+        os.close(pidfd)
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.005)
+
+
+def test_a_pidfd_of_a_running_process_does_not_speak_for_an_ended_worker(shm: Path) -> None:
+    block = ControlBlock.create(shm / "control")
+    with python_process(ATTACHED_WORKER, str(block.path), "0") as worker, python_process("input()") as bystander:
+        assert line_of(worker) == "attached"
+        worker.kill()
+        worker.wait()
+        pidfd = os.pidfd_open(bystander.pid)
+        with pytest.raises(Refusal, match=r"worker_alive.*a running one"):
+            block.clear_dead(0, pidfd)
+        os.close(pidfd)
 
 
 def test_a_pidfd_of_another_ended_process_clears_nothing(shm: Path) -> None:

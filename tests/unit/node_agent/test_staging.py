@@ -282,6 +282,12 @@ def test_a_changed_layout_keeps_the_tensors_whose_address_it_keeps(node: Node) -
     assert node.bytes_of(0) == {name: data for name, (_, _, data) in grown.items()}
 
 
+def test_nothing_is_copied_from_an_active_slot_that_is_not_verified(node: Node) -> None:
+    record = node.stage(0, V1).record
+    node.arena.mark_dirty(0, record)
+    assert costs(node.stage(1, V2)) == (4, 0, 0, 4)
+
+
 def test_empty_and_scalar_tensors_are_staged_too(node: Node) -> None:
     odd: Tensors = {"none": ("F32", (0, 4), b""), "one": ("F64", (), b"12345678"), "flag": ("BOOL", (3,), b"\1\0\1")}
     node.blobs.add(odd)
