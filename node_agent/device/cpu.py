@@ -7,6 +7,8 @@ from collections.abc import Callable
 from node_agent.device.arena import Arena
 from node_agent.device.port import SlotRecord
 
+COPY_BYTES = 8 << 20  # at a time: the interpreter lock is held for about a millisecond, whatever the size of a tensor
+
 
 class CpuDevice:
     """Control's side; the arena is open for writing."""
@@ -33,7 +35,9 @@ class CpuDevice:
 
     def copy(self, from_slot: int, from_offset: int, size: int, to_slot: int, to_offset: int) -> None:
         with self._arena.staging_view(to_slot) as target, self._arena.slot_view(from_slot) as source:
-            target[to_offset : to_offset + size] = source[from_offset : from_offset + size]
+            for done in range(0, size, COPY_BYTES):
+                piece = min(COPY_BYTES, size - done)
+                target[to_offset + done : to_offset + done + piece] = source[from_offset + done : from_offset + done + piece]
 
     def read(self, slot: int, offset: int, size: int) -> memoryview:
         return self._arena.slot_view(slot)[offset : offset + size]
