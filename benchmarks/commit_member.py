@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import structlog
 import uvloop
 
 from api.bridge import Bridge
@@ -65,6 +66,7 @@ async def load(member: Member, clients: int, seconds: float, run: int) -> dict[s
 
 
 def main() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     member = Member.open(config.load(Path(sys.argv[1])))
     member.start()
     run = 0

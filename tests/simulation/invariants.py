@@ -18,14 +18,20 @@ class Invariants:
     def __init__(self) -> None:
         self.leaders: dict[int, str] = {}  # term -> leader
         self.committed: dict[int, tuple[int, bytes, bytes]] = {}  # index -> (term, digest of the payload, state hash after)
+        self._known_in: dict[int, int] = {}  # index -> term of the member that applied it first: not below the term that committed it
         self.last_committed = 0
         self.by_revision: dict[int, bytes] = {}
         self._terms: dict[str, int] = {}
         self._commits: dict[str, int] = {}
         self.leader_changes = 0
 
-    def applied(self, member: str, index: int, term: int, payload: bytes, state: State) -> None:
-        """State machine safety: one entry per index, and the same state after it everywhere."""
+    def applied(self, member: str, position: tuple[int, int, int], payload: bytes, state: State) -> None:
+        """State machine safety: one entry per index, and the same state after it everywhere.
+
+        `position` is index and term of the entry and the member's own term.
+        """
+        index, term, own_term = position
+        self._known_in.setdefault(index, own_term)
         seen = (term, hashlib.sha256(payload).digest(), state.state_hash)
         known = self.committed.setdefault(index, seen)
         if known != seen:
@@ -45,7 +51,7 @@ class Invariants:
             raise Violation(f"{member} has another state hash at revision {state.revision}")
 
     def role(self, member: str, role: int, term: int, journal: Journal) -> None:
-        """Election safety and leader completeness."""
+        """Election safety, and leader completeness for what was committed in earlier terms."""
         if role != LEADER:
             return
         self.leader_changes += 1
@@ -53,6 +59,8 @@ class Invariants:
             raise Violation(f"{member} and {self.leaders[term]} both lead in term {term}")
         for index in range(journal.first_index, self.last_committed + 1):
             held = journal.term_at(index)
+            if self._known_in[index] >= term:
+                continue  # a late vote may still make a leader of a term that is over
             if held != self.committed[index][0]:
                 raise Violation(f"{member} leads in term {term} without the committed entry {index} (has term {held})")
 

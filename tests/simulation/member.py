@@ -36,7 +36,7 @@ class SimReplica(Replica):
 
     def apply(self, index: int, term: int, payload: bytes) -> None:
         super().apply(index, term, payload)
-        self.witness.applied(self._setup.member_id, index, term, payload, self.state)
+        self.witness.applied(self._setup.member_id, (index, term, self.engine.term), payload, self.state)
 
     def on_role(self, role: int) -> None:
         super().on_role(role)
