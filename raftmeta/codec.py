@@ -17,8 +17,9 @@ from rpds import HashTrieMap
 
 from raftmeta.core import state as st
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.sequences import Fifo, SortedKeys
-from raftmeta.core.state import State, encode_record, version_key
+from raftmeta.core.outcomes import Outcomes
+from raftmeta.core.sequences import SortedKeys
+from raftmeta.core.state import State, VersionItem, encode_record, version_key
 from raftmeta.core.types import Deployment, ModelRecord, OutcomeRecord, Record, Rollout, Verdict, VersionRecord
 
 FORMAT = 1
@@ -79,10 +80,9 @@ def _frames(state: State) -> Iterator[tuple[int, bytes]]:
     yield HEADER, encode_record(Header(FORMAT, st.HASH_SCHEMA, state.scalars))
     for name in state.model_names:
         yield MODEL, encode_record(state.models[name])
-        for _, label in state.version_order.get(name) or ():
-            key = version_key(name, label)
-            yield VERSION, encode_record(state.versions[key])
-            yield MANIFEST, state.manifests[key]
+        for _, label, manifest in state.versions_of(name):
+            yield VERSION, encode_record(state.versions[version_key(name, label)])
+            yield MANIFEST, manifest
     for name in state.deployment_names:
         yield DEPLOYMENT, encode_record(state.deployments[name])
         for rollout_id in state.history.get(name) or ():
@@ -90,8 +90,8 @@ def _frames(state: State) -> Iterator[tuple[int, bytes]]:
         verdict = state.verdicts.get(name)
         if verdict is not None:
             yield VERDICT, encode_record(verdict)
-    for request_id in state.outcome_order:
-        yield OUTCOME, bytes((len(request_id),)) + request_id.encode() + state.outcomes[request_id]
+    for request_id, record in state.outcomes.items():
+        yield OUTCOME, bytes((len(request_id),)) + request_id.encode() + record
 
 
 def _read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -158,17 +158,17 @@ class _Builder:
         self._size_bytes = 0
         self._scalars: st.Scalars | None = None
         self._model_now: ModelRecord | None = None
+        self._model_bytes = b""
         self._version_now: VersionRecord | None = None
         self._deployment_now: Deployment | None = None
-        self._order_now: list[tuple[int, str]] = []  # versions of the model at hand
+        self._order_now: list[VersionItem] = []  # versions of the model at hand
         self._history_now: list[str] = []  # rollouts of the deployment at hand
         self._last_revision = 0  # of the rollout or outcome before
-        self._models, self._versions, self._manifests, self._order = _Map(), _Map(), _Map(), _Map()
+        self._catalog, self._versions = _Map(), _Map()
         self._deployments, self._rollouts, self._verdicts, self._history = _Map(), _Map(), _Map(), _Map()
-        self._outcomes = _Map()
         self._model_names: list[str] = []
         self._deployment_names: list[str] = []
-        self._outcome_keys: list[str] = []
+        self._outcomes: dict[str, bytes] = {}
         self._state: State | None = None
 
     def take(self, kind: int, payload: bytes) -> None:
@@ -199,7 +199,7 @@ class _Builder:
         _require(not self._model_names or self._model_names[-1] < model.name, f"model {model.name!r} is out of order")
         self._model_names.append(model.name)
         self._model_now = model
-        self._record(st.MODEL, self._models, model.name, model, payload)
+        self._model_bytes = payload
 
     def _version(self, payload: bytes) -> None:
         version = _decode(_versions, payload)
@@ -208,25 +208,26 @@ class _Builder:
         _require(version.model == model.name, f"version of model {version.model!r} among those of {model.name!r}")
         before = self._order_now[-1][0] if self._order_now else 0
         _require(before < version.number <= model.last_number, f"version number {version.number} of {model.name!r} is out of order")
-        self._order_now.append((version.number, version.label))
         self._version_now = version
-        self._record(st.VERSION, self._versions, version_key(version.model, version.label), version, payload)
 
     def _manifest(self, payload: bytes) -> None:
         version = self._version_now
         assert version is not None  # FOLLOWS lets a manifest come only after its version
-        image = st.manifest_image(payload)
+        image = st.version_image(version, payload)
         key = version_key(version.model, version.label)
-        _require(image.hex() == version.summary.manifest_digest, f"the manifest of {key!r} is not the published one")
-        self._record(st.MANIFEST, self._manifests, key, payload, image)
+        _require(image[-32:].hex() == version.summary.manifest_digest, f"the manifest of {key!r} is not the published one")
+        self._order_now.append((version.number, version.label, payload))
+        self._versions.add(key, version)
+        self._count(st.VERSION, key, image, len(image) - 32 + len(payload))
 
     def _close_model(self) -> None:
         model, order = self._model_now, self._order_now
         if model is None:
             return
         _require(model.version_count == len(order), f"model {model.name!r} has {len(order)} versions, expected {model.version_count}")
-        if order:
-            self._order.add(model.name, SortedKeys[tuple[int, str]]().extended(order))
+        image = self._model_bytes
+        leaf, size_bytes = self._count(st.MODEL, model.name, image, len(image))
+        self._catalog.add(model.name, st.ModelEntry(model, leaf, size_bytes, st.NO_VERSIONS.extended(order)))
         self._model_now, self._order_now = None, []
 
     def _deployment(self, payload: bytes) -> None:
@@ -266,21 +267,28 @@ class _Builder:
     def _outcome(self, payload: bytes) -> None:
         size = payload[0] if payload else 0
         name, record = payload[1 : 1 + size], payload[1 + size :]
-        _require(name.isascii(), f"outcome {len(self._outcome_keys)} has no readable key")
+        _require(name.isascii(), f"outcome {len(self._outcomes)} has no readable key")
         key = name.decode("ascii")
         outcome = _decode(_outcomes, record)
         self._rises(outcome.revision, f"outcome {key!r}")
-        self._outcome_keys.append(key)
-        self._record(st.OUTCOME, self._outcomes, key, record, record)
+        _require(key not in self._outcomes, f"outcome {key!r} stands twice")
+        self._outcomes[key] = record
+        self._count(st.OUTCOME, key, record, len(record))
 
     def _rises(self, revision: int, what: str) -> None:
         _require(self._last_revision < revision, f"{what} of revision {revision} is out of order")
         self._last_revision = revision
 
-    def _record(self, kind: bytes, records: _Map, key: str, value: Record | bytes, image: bytes) -> None:
+    def _record(self, kind: bytes, records: _Map, key: str, value: Record, payload: bytes) -> None:
         records.add(key, value)
-        self._hash_sum += st.leaf(kind, key, image)
-        self._size_bytes += len(key) + (len(value) if isinstance(value, bytes) else len(image))
+        self._count(kind, key, payload, len(payload))
+
+    def _count(self, kind: bytes, key: str, image: bytes, size_bytes: int) -> tuple[int, int]:
+        """Add a record to the hash and the size; what it added."""
+        leaf = st.leaf(kind, key, image)
+        self._hash_sum += leaf
+        self._size_bytes += len(key) + size_bytes
+        return leaf, len(key) + size_bytes
 
     def _end(self, payload: bytes) -> None:
         scalars = self._scalars
@@ -295,18 +303,15 @@ class _Builder:
             cluster_ms=scalars.cluster_ms,
             keys_after_ms=scalars.keys_after_ms,
             limits=scalars.limits,
-            models=self._models.finish(),
+            catalog=self._catalog.finish(),
             versions=self._versions.finish(),
-            manifests=self._manifests.finish(),
             deployments=self._deployments.finish(),
             rollouts=self._rollouts.finish(),
             verdicts=self._verdicts.finish(),
-            outcomes=self._outcomes.finish(),
+            outcomes=Outcomes.of(self._outcomes.items()),
             model_names=SortedKeys[str]().extended(self._model_names),
             deployment_names=SortedKeys[str]().extended(self._deployment_names),
-            version_order=self._order.finish(),
             history=self._history.finish(),
-            outcome_order=Fifo().changed(0, self._outcome_keys),
             size_bytes=self._size_bytes,
             hash_sum=self._hash_sum & st.MODULUS_MASK,
         )

@@ -7,7 +7,6 @@ or whose key is refused, has not reached apply: the state stays the same value, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -32,8 +31,8 @@ MAX_PRINCIPAL = 256  # characters, of the source too
 MAX_STORED_DETAIL = 512  # characters of an outcome's detail
 DROPS_PER_COMMAND = 4  # outcomes dropped per command: more than the one that a command adds, so the backlog shrinks
 
-_REQUEST_ID = re.compile(r"[!-~]{1,128}\Z").match
-_TIMED_KEY = re.compile(r"([0-9]{13})-.").match  # keys of the SDK: Unix milliseconds, hyphen, random text
+KEY_TIME_DIGITS = 13  # keys of the SDK: Unix milliseconds, hyphen, random text
+MAX_REQUEST_ID = 128
 
 
 class Handler(NamedTuple):
@@ -55,6 +54,9 @@ HANDLERS: dict[type, Handler] = {
     c.RecordVerdict: Handler(record_verdict, 1, False),
     c.RaiseFeatureLevel: Handler(raise_feature_level, 1, False),
 }
+
+
+_STARTING = (c.Activate, c.RollBack)
 
 
 class Applied(NamedTuple):
@@ -79,8 +81,10 @@ def apply_batch(state: State, payloads: Sequence[bytes]) -> BatchApplied:
     """The state after the encoded commands of one log entry, in order. Undecodable bytes are refused as `bad_request`."""
     work = Work(state)
     outcomes = tuple([_step(work, payload) for payload in payloads])
-    after = state if work.revision == state.revision else work.finish()
-    return BatchApplied(after, outcomes, tuple(work.events))
+    if work.revision == state.revision:
+        work.outcomes.abandon()
+        return BatchApplied(state, outcomes, ())
+    return BatchApplied(work.finish(), outcomes, tuple(work.ledger.events))
 
 
 def _step(work: Work, payload: bytes) -> Outcome:
@@ -112,11 +116,12 @@ def _first(work: Work, envelope: c.Envelope, handler: Handler, body: c.Body, dig
     if envelope.stamped_ms > work.cluster_ms:
         work.cluster_ms = envelope.stamped_ms
     work.principal = envelope.principal
-    work.revision += 1
+    work.ledger.revision += 1
     mark = work.mark()
     done = handler.run(work, body)
-    if handler.bound_by_quota and work.size_bytes > work.limits.quota_bytes and work.size_bytes > mark[1]:
-        detail = f"the state would have {work.size_bytes} bytes, the quota is {work.limits.quota_bytes}"
+    size_bytes = work.ledger.size_bytes
+    if handler.bound_by_quota and size_bytes > work.limits.quota_bytes and size_bytes > mark[1]:
+        detail = f"the state would have {size_bytes} bytes, the quota is {work.limits.quota_bytes}"
         done = Refusal("quota_exceeded", detail)
     if isinstance(done, Refusal):
         work.undo(mark)
@@ -124,8 +129,7 @@ def _first(work: Work, envelope: c.Envelope, handler: Handler, body: c.Body, dig
     else:
         outcome = Outcome(work.revision, OK, "", done)
     record = encode_record(OutcomeRecord(digest, outcome.revision, outcome.code, outcome.detail, outcome.result, work.cluster_ms))
-    work.outcomes.add(envelope.request_id, record, record, len(record))
-    work.new_outcomes.append(envelope.request_id)
+    work.keep_outcome(envelope.request_id, record)
     _drop_old_outcomes(work)
     return outcome
 
@@ -142,18 +146,13 @@ def _drop_old_outcomes(work: Work) -> None:
         surplus = work.outcomes.count > limits.max_outcomes
         if not surplus and work.oldest_ms >= keep_from:
             return
-        key = work.oldest_outcome()
-        record = work.outcomes.get(key)
-        assert record is not None, key
+        key, record = work.outcomes.oldest()
         stamped_ms = decode_outcome(record).stamped_ms
         if not surplus and stamped_ms >= keep_from:
             work.oldest_ms = stamped_ms
             return
-        timed = _TIMED_KEY(key)
-        if timed:
-            work.keys_after_ms = max(work.keys_after_ms, min(int(timed[1]), stamped_ms))
-        work.outcomes.delete(key)
-        work.dropped += 1
+        work.keys_after_ms = max(work.keys_after_ms, min(_key_time(key), stamped_ms))
+        work.drop_oldest_outcome()
         work.oldest_ms = -1
 
 
@@ -168,21 +167,28 @@ def _repeat(work: Work, stored: bytes, digest: bytes) -> Outcome:
 def _body_digest(principal: str, body: c.Body, raw: msgspec.Raw) -> bytes:
     """Who asked for what. The id of a rollout is the proposer's choice, so a retry through another member may carry another one."""
     data: bytes | msgspec.Raw = raw
-    if isinstance(body, c.Activate | c.RollBack):
+    if isinstance(body, _STARTING):
         data = c.encode_body(msgspec.structs.replace(body, rollout_id=""))
-    who = principal.encode()
-    return sha256(b"%d:%b%b" % (len(who), who, data)).digest()[:16]
+    return sha256(b"".join((f"{len(principal)}:{principal}".encode(), data))).digest()[:16]
+
+
+def _key_time(request_id: str) -> int:
+    """The Unix milliseconds that a key of the SDK carries, -1 for other keys."""
+    if request_id[KEY_TIME_DIGITS : KEY_TIME_DIGITS + 1] == "-" and request_id[:KEY_TIME_DIGITS].isdigit():
+        return int(request_id[:KEY_TIME_DIGITS])
+    return -1
 
 
 def _unread(work: Work, code: str, detail: str) -> Outcome:
     """Refuse what this build cannot judge: it counts as a command, and leaves no trace that depends on having read it."""
-    work.revision += 1
+    work.ledger.revision += 1
     return Outcome(work.revision, code, detail)
 
 
 def _envelope_fault(envelope: c.Envelope) -> Refusal | None:
-    if not _REQUEST_ID(envelope.request_id):
-        return Refusal("bad_field", "the idempotency key is not 1..128 visible ASCII characters")
+    key = envelope.request_id
+    if not 1 <= len(key) <= MAX_REQUEST_ID or not key.isascii() or not key.isprintable() or " " in key:
+        return Refusal("bad_field", f"the idempotency key is not 1..{MAX_REQUEST_ID} visible ASCII characters")
     if not 1 <= len(envelope.principal) <= MAX_PRINCIPAL or len(envelope.source) > MAX_PRINCIPAL:
         return Refusal("bad_field", f"principal or source is not a text of at most {MAX_PRINCIPAL} characters")
     if not 0 <= envelope.stamped_ms <= MAX_INT:
@@ -196,10 +202,9 @@ def _key_fault(work: Work, envelope: c.Envelope) -> Refusal | None:
     A time far ahead would keep a key acceptable after that, and is refused; it is measured from the later of the two clocks, so that a
     leader whose clock is behind refuses nobody.
     """
-    timed = _TIMED_KEY(envelope.request_id)
-    if timed is None:
+    key_ms, limits = _key_time(envelope.request_id), work.limits
+    if key_ms < 0:
         return None
-    key_ms, limits = int(timed[1]), work.limits
     now = max(work.cluster_ms, envelope.stamped_ms)
     oldest = max(now - limits.key_age_ms, work.keys_after_ms + 1)
     if key_ms < oldest:

@@ -91,11 +91,10 @@ def models_page(state: State, limit: int, after: str | None = None) -> Page:
 def versions_page(state: State, model: str, limit: int, after: str | None = None) -> Page:
     """Versions of a model by number, the oldest first; the cursor is a number."""
     find_model(state, model)
-    order = state.version_order.get(model)
-    start = None if after is None else (_number(after) + 1, "")
-    keys = [] if order is None else list(islice(order.after(start), _limit(limit) + 1))
-    items = [resource(state.versions[version_key(model, label)]) for _, label in keys[: _limit(limit)]]
-    return _page(items, [str(number) for number, _ in keys], limit)
+    start = None if after is None else (_number(after) + 1,)
+    keys = list(islice(state.versions_of(model).after(start), _limit(limit) + 1))
+    items = [resource(state.versions[version_key(model, label)]) for _, label, _ in keys[: _limit(limit)]]
+    return _page(items, [str(number) for number, _, _ in keys], limit)
 
 
 def deployments_page(state: State, limit: int, after: str | None = None) -> Page:

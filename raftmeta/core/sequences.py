@@ -1,8 +1,7 @@
-"""Two persistent sequences for what the maps cannot give: an order that is cheap to page through and to evict from.
+"""A persistent sorted sequence, for what the maps cannot give: an order that is cheap to page through.
 
-Both are immutable values made of tuples of at most CHUNK elements, so that a change copies a bounded part, and nobody ever has to sort or
-walk a whole map. They are derived from the records: neither enters the state hash or a snapshot, and the same elements added and removed in
-any order give sequences that iterate alike (their chunks may be cut elsewhere).
+It is an immutable value made of tuples of at most CHUNK keys, so that a change copies a bounded part, and nobody ever has to sort or walk a
+whole map. The same keys added and removed in any order give sequences that iterate alike; where their chunks are cut may differ.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from rpds import HashTrieMap
+CHUNK = 64
 
-CHUNK = 256
-
-K = TypeVar("K", bound=Any)  # strings, or tuples that start with a unique number
+K = TypeVar("K", bound=Any)  # strings, or tuples that begin with a unique number
 
 
 class SortedKeys(Generic[K]):
-    """Keys in rising order without repeats. Two levels: 100,000 keys are about 400 chunks."""
+    """Keys in rising order without repeats. Two levels: 100,000 keys are about 1,600 chunks."""
 
     __slots__ = ("_chunks", "_size")
 
@@ -34,7 +31,7 @@ class SortedKeys(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         return chain.from_iterable(self._chunks)
 
-    def after(self, key: K | None) -> Iterator[K]:
+    def after(self, key: Any) -> Iterator[K]:
         """Keys greater than `key`, from the first for None; finding the place costs O(log n)."""
         if key is None:
             return iter(self)
@@ -45,6 +42,14 @@ class SortedKeys(Generic[K]):
         inside = chunks[number]
         rest = (inside[bisect_right(inside, key) :],)
         return chain.from_iterable(chain(rest, (chunks[i] for i in range(number + 1, len(chunks)))))
+
+    def first_after(self, key: Any) -> K:
+        """The first key that is greater; there must be one. A tuple is greater than its own beginning."""
+        chunks = self._chunks
+        number = bisect_right(chunks, key, key=_first) - 1
+        inside = chunks[max(number, 0)]
+        place = bisect_right(inside, key)
+        return inside[place] if place < len(inside) else chunks[number + 1][0]
 
     def extended(self, keys: Iterable[K]) -> SortedKeys[K]:
         """With keys that rise and are all greater than the last one here: the cheap way to grow."""
@@ -86,48 +91,6 @@ class SortedKeys(Generic[K]):
             begin -= 1
             inside[:0] = chunks[begin]
         return SortedKeys(chunks[:begin] + _cut(inside) + chunks[number + 1 :], self._size - 1)
-
-
-class Fifo:
-    """Keys in order of arrival: appended at the end, dropped from the front, read by position.
-
-    Every chunk but the first and the last is full, so position and chunk number are one division apart. `_head` counts the keys that were
-    ever dropped, `_tail` those that were ever appended.
-    """
-
-    __slots__ = ("_chunks", "_head", "_tail")
-
-    def __init__(self, chunks: HashTrieMap[int, tuple[str, ...]] | None = None, head: int = 0, tail: int = 0) -> None:
-        self._chunks: HashTrieMap[int, tuple[str, ...]] = HashTrieMap() if chunks is None else chunks
-        self._head = head
-        self._tail = tail
-
-    def __len__(self) -> int:
-        return self._tail - self._head
-
-    def __iter__(self) -> Iterator[str]:
-        return (self.at(position) for position in range(len(self)))
-
-    def at(self, position: int) -> str:
-        """The key at this position, 0 being the oldest."""
-        number, place = divmod(self._head + position, CHUNK)
-        return self._chunks[number][place]
-
-    def changed(self, dropped: int, keys: list[str]) -> Fifo:
-        """Without the `dropped` oldest, with `keys` at the end."""
-        assert 0 <= dropped <= len(self) + len(keys), (dropped, len(self), len(keys))
-        chunks, tail = self._chunks, self._tail
-        place = 0
-        while place < len(keys):
-            number, used = divmod(tail, CHUNK)
-            part = keys[place : place + CHUNK - used]
-            chunks = chunks.insert(number, chunks.get(number, ()) + tuple(part))
-            tail += len(part)
-            place += len(part)
-        head = self._head + dropped
-        for number in range(self._head // CHUNK, head // CHUNK):
-            chunks = chunks.discard(number)
-        return Fifo(chunks, head, tail)
 
 
 def _first(chunk: tuple[K, ...]) -> K:

@@ -2,20 +2,21 @@
 
 The hash is the sum modulo 2**256 of SHA-256 over each (kind, key, record), lengths first, so a command changes it by subtracting what it
 replaced and adding what it wrote. It detects replicas that differ; it is not meant to withstand somebody who may choose records at will.
-A manifest enters by the SHA-256 of its bytes, an outcome by its encoded record, the counters and limits as one record of their own.
+A manifest enters by the SHA-256 of its bytes, together with its version; the counters and limits are one record of their own.
 What the maps cannot give in order (pages, eviction) stands in the sequences, which are derived and enter neither hash nor snapshot.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from struct import Struct
 
 import msgspec
 from rpds import HashTrieMap
 
-from raftmeta.core.sequences import Fifo, SortedKeys
+from raftmeta.core.outcomes import Outcomes
+from raftmeta.core.sequences import SortedKeys
 from raftmeta.core.types import Deployment, Limits, ModelRecord, OutcomeRecord, Record, Rollout, Verdict, VersionRecord
 
 HASH_SCHEMA = 1
@@ -23,8 +24,13 @@ SUPPORTED_FEATURE_LEVEL = 1  # highest level this build knows
 MODULUS_MASK = (1 << 256) - 1
 MAX_INT = (1 << 63) - 1  # every integer of the state lies in 0..MAX_INT
 
+DIGEST_BYTES = 32
+
+VersionItem = tuple[int, str, bytes]  # number, label, packed manifest
+NO_VERSIONS: SortedKeys[VersionItem] = SortedKeys()
+
 _DOMAIN = f"raftmeta state {HASH_SCHEMA}\0".encode()
-MODEL, VERSION, MANIFEST, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, SCALARS = (_DOMAIN + bytes((kind,)) for kind in b"mvfdrcos")
+MODEL, VERSION, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, SCALARS = (_DOMAIN + bytes((kind,)) for kind in b"mvdrcos")
 
 encode_record = msgspec.msgpack.Encoder(order="deterministic").encode
 decode_outcome = msgspec.msgpack.Decoder(OutcomeRecord).decode
@@ -45,25 +51,33 @@ class Scalars(Record, frozen=True):
     limits: Limits
 
 
+class ModelEntry(msgspec.Struct, frozen=True, gc=False):
+    """A model with what would be dear to find again at every publish."""
+
+    record: ModelRecord
+    leaf: int  # of the record
+    size_bytes: int  # of key and record
+    versions: SortedKeys[VersionItem]
+
+
 class State(msgspec.Struct, frozen=True, eq=False):
+    """Attributes are read, never assigned; `apply` makes the next state."""
+
     revision: int
     generation: int
     feature_level: int
     cluster_ms: int  # highest stamped time of a command that was applied; the clock of every record
     keys_after_ms: int  # time carried by the newest dropped outcome key; keys at or before it are refused
     limits: Limits
-    models: HashTrieMap[str, ModelRecord]  # by name
+    catalog: HashTrieMap[str, ModelEntry]  # models by name; read it as `models`, `manifests` and `versions_of`
     versions: HashTrieMap[str, VersionRecord]  # by "model/label"
-    manifests: HashTrieMap[str, bytes]  # packed, by "model/label"; one for each version
     deployments: HashTrieMap[str, Deployment]  # by name
     rollouts: HashTrieMap[str, Rollout]  # by id
     verdicts: HashTrieMap[str, Verdict]  # by deployment
-    outcomes: HashTrieMap[str, bytes]  # encoded OutcomeRecord by idempotency key; see `outcome`
+    outcomes: Outcomes  # encoded OutcomeRecord by idempotency key
     model_names: SortedKeys[str]
     deployment_names: SortedKeys[str]
-    version_order: HashTrieMap[str, SortedKeys[tuple[int, str]]]  # (number, label) by model; models without versions are absent
     history: HashTrieMap[str, tuple[str, ...]]  # rollout ids by deployment, oldest first
-    outcome_order: Fifo
     size_bytes: int  # of all keys, records and manifests
     hash_sum: int  # of all records without the scalars
 
@@ -77,18 +91,15 @@ class State(msgspec.Struct, frozen=True, eq=False):
             cluster_ms=0,
             keys_after_ms=0,
             limits=limits or Limits(),
-            models=HashTrieMap(),
+            catalog=HashTrieMap(),
             versions=HashTrieMap(),
-            manifests=HashTrieMap(),
             deployments=HashTrieMap(),
             rollouts=HashTrieMap(),
             verdicts=HashTrieMap(),
-            outcomes=HashTrieMap(),
+            outcomes=Outcomes.of(),
             model_names=SortedKeys(),
             deployment_names=SortedKeys(),
-            version_order=HashTrieMap(),
             history=HashTrieMap(),
-            outcome_order=Fifo(),
             size_bytes=0,
             hash_sum=0,
         )
@@ -103,6 +114,21 @@ class State(msgspec.Struct, frozen=True, eq=False):
         total = self.hash_sum + leaf(SCALARS, "", encode_record(self.scalars))
         return (total & MODULUS_MASK).to_bytes(32, "big")
 
+    @property
+    def models(self) -> Mapping[str, ModelRecord]:
+        """Models by name."""
+        return Models(self.catalog)
+
+    def versions_of(self, model: str) -> SortedKeys[VersionItem]:
+        """Number, label and packed manifest of a model's versions by number; empty for an unknown model."""
+        entry = self.catalog.get(model)
+        return NO_VERSIONS if entry is None else entry.versions
+
+    @property
+    def manifests(self) -> Mapping[str, bytes]:
+        """Packed manifests by "model/label", one for each version."""
+        return Manifests(self)
+
     def outcome(self, request_id: str) -> OutcomeRecord | None:
         """What the command with this idempotency key was answered, while it is kept."""
         record = self.outcomes.get(request_id)
@@ -111,6 +137,43 @@ class State(msgspec.Struct, frozen=True, eq=False):
     def next_generation(self) -> State:
         """The state after a forced recovery or a restore: orders of the old generation are fenced off."""
         return msgspec.structs.replace(self, generation=self.generation + 1)
+
+
+class Models(Mapping[str, ModelRecord]):
+    """The models of a catalog as a map."""
+
+    __slots__ = ("_catalog",)
+
+    def __init__(self, catalog: HashTrieMap[str, ModelEntry]) -> None:
+        self._catalog = catalog
+
+    def __getitem__(self, key: str) -> ModelRecord:
+        return self._catalog[key].record
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._catalog)
+
+    def __len__(self) -> int:
+        return len(self._catalog)
+
+
+class Manifests(Mapping[str, bytes]):
+    """The manifests of a state as a map; they stand in the catalog, which spares a second persistent map."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __getitem__(self, key: str) -> bytes:
+        version = self._state.versions[key]
+        return self._state.versions_of(version.model).first_after((version.number,))[2]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state.versions)
+
+    def __len__(self) -> int:
+        return len(self._state.versions)
 
 
 def version_key(model: str, label: str) -> str:
@@ -123,9 +186,9 @@ def leaf(kind: bytes, key: str, record: bytes) -> int:
     return _to_int(_sha256(b"".join((kind, _lengths(len(name), len(record)), name, record))).digest(), "big")
 
 
-def manifest_image(manifest: bytes) -> bytes:
-    """What stands for a manifest in the hash."""
-    return _sha256(manifest).digest()
+def version_image(version: VersionRecord, manifest: bytes) -> bytes:
+    """What stands for a version in the hash: its record and the SHA-256 of its manifest's bytes."""
+    return encode_record(version) + _sha256(manifest).digest()
 
 
 def recompute_hash(state: State) -> bytes:
@@ -140,14 +203,13 @@ def _records(state: State) -> Iterator[tuple[bytes, str, bytes]]:
     """Every record as it enters the hash, in any order: a sum does not mind."""
     for kind, records in (
         (MODEL, state.models),
-        (VERSION, state.versions),
         (DEPLOYMENT, state.deployments),
         (ROLLOUT, state.rollouts),
         (VERDICT, state.verdicts),
     ):
         for key, record in records.items():
             yield kind, key, encode_record(record)
-    for key, manifest in state.manifests.items():
-        yield MANIFEST, key, manifest_image(manifest)
+    for key, version in state.versions.items():
+        yield VERSION, key, version_image(version, state.manifests[key])
     for key, outcome in state.outcomes.items():
         yield OUTCOME, key, outcome

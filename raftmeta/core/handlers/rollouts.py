@@ -140,7 +140,7 @@ def _start(work: Work, deployment: Deployment, rollout_id: str, kind: RolloutKin
     )
     work.rollouts.put(rollout_id, rollout)
     work.deployments.put(deployment.name, msgspec.structs.replace(deployment, rollout_id=rollout_id))
-    kept = (*(work.history.get(deployment.name) or ()), rollout_id)
+    kept = (*work.history.get(deployment.name), rollout_id)
     surplus = max(len(kept) - work.limits.max_rollouts_per_deployment, 0)
     for old in kept[:surplus]:
         work.rollouts.delete(old)

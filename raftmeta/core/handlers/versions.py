@@ -11,7 +11,7 @@ from hashlib import sha256
 from raftmeta.core.commands import DeleteVersion, Publish, PublishBatch
 from raftmeta.core.handlers.checks import Refusal, label_fault, name_fault, result, summary_fault
 from raftmeta.core.manifest import MAX_PACKED_BYTES
-from raftmeta.core.state import encode_record, version_key
+from raftmeta.core.state import version_key
 from raftmeta.core.types import ModelRecord, RolloutStatus, VersionRecord
 from raftmeta.core.work import Work
 
@@ -31,7 +31,7 @@ def publish_batch(work: Work, body: PublishBatch) -> bytes | Refusal:
     numbers: list[int] = []
     created: list[int] = []
     for place, item in enumerate(items):
-        work.revision += place > 0
+        work.ledger.revision += place > 0
         done = _publish(work, item)
         if isinstance(done, Refusal):
             return Refusal(done.code, f"item {place}: {done.detail}", result(item=place))
@@ -52,7 +52,6 @@ def delete_version(work: Work, body: DeleteVersion) -> bytes | Refusal:
     if user:
         return Refusal("in_use", f"version {body.label!r} of model {body.model!r} is {user}")
     work.versions.delete(key)
-    work.manifests.delete(key)
     count = model.version_count - 1
     work.models.put(body.model, ModelRecord(model.name, model.last_number, count, model.created_revision, model.created_ms))
     return result(number=version.number)
@@ -77,10 +76,12 @@ def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
         return Refusal(
             "manifest_too_large" if manifest else "bad_manifest", f"the packed manifest has {len(manifest)} bytes, limit {MAX_PACKED_BYTES}"
         )
-    image = sha256(manifest).digest()
-    if image.hex() != summary.manifest_digest:
-        return Refusal("bad_manifest", f"manifest_digest {summary.manifest_digest} is not the SHA-256 {image.hex()} of the packed manifest")
-    revision, now = work.revision, work.cluster_ms
+    digest = sha256(manifest).digest()
+    if digest.hex() != summary.manifest_digest:
+        return Refusal(
+            "bad_manifest", f"manifest_digest {summary.manifest_digest} is not the SHA-256 {digest.hex()} of the packed manifest"
+        )
+    revision, now = work.ledger.revision, work.cluster_ms
     if model is None:
         if work.models.count >= work.limits.max_models:
             return Refusal("quota_exceeded", f"there are {work.limits.max_models} models, the limit")
@@ -91,9 +92,7 @@ def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
         model = ModelRecord(name, model.last_number + 1, model.version_count + 1, model.created_revision, model.created_ms)
     number = model.last_number
     version = VersionRecord(name, label, number, summary, work.principal, revision, now)
-    record = encode_record(version)
-    work.versions.add(key, version, record, len(record))
-    work.manifests.add(key, manifest, image, len(manifest))
+    work.versions.publish(version, manifest, digest)
     work.models.put(name, model)
     return number, True
 
