@@ -198,7 +198,7 @@ class Journal:
         """Whether a record of that size fits without the reserve, which is for what a member must write even when its disk is full."""
         self._check()
         with self._fatal():
-            self._pool.poll()
+            self._pool.top_up()
         return self._room.has_room(n_bytes, len(self._segments))
 
     def append(self, index: int, term: int, payload: Payload) -> None:

@@ -82,7 +82,7 @@ def adopt(disk: Disk, directory: Path, findings: Findings) -> HardStateFile:
 def _check_segments(disk: Disk, directory: Path, cluster: bytes, findings: Findings) -> None:
     assert findings.hard is not None
     state = findings.hard.state
-    for number, row in enumerate(state.segments):
+    for row in state.segments:
         segment = Segment(disk, directory, row, 0)
         findings.segments.append(segment)
         if not disk.exists(segment.path):

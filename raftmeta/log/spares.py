@@ -111,8 +111,8 @@ class SparePool:
         self.top_up()
 
     def tend(self, now: float) -> float:
-        """Retry a full disk every RETRY_S. Returns when to call again, infinity when nothing waits."""
-        self.poll()
+        """Go on preparing; retry a full disk every RETRY_S. Returns when to call again, infinity when nothing waits for time to pass."""
+        self.top_up()
         if self.full is None:
             self._retry_at = inf
             return inf
