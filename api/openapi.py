@@ -56,6 +56,11 @@ def codes_of(operation: Operation) -> tuple[str, ...]:
     return tuple(sorted(codes))
 
 
+def parameters_of(operation: Operation) -> tuple[str, ...]:
+    """Names of its query parameters."""
+    return query.KNOWN[operation.kind] + operation.extra_query
+
+
 def document(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     shapes = [answer.shape for operation in operations for answer in operation.answers if answer.shape is not None]
     shapes += [operation.body.shape for operation in operations if operation.body is not None]
@@ -111,7 +116,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
         pattern = LABEL if name == "label" else NAME
         schema = {"type": "string", "pattern": f"^{pattern.pattern}"}
         made.append({"name": name, "in": "path", "required": True, "schema": schema})
-    for name in query.KNOWN[operation.kind] + operation.extra_query:
+    for name in parameters_of(operation):
         schema, what = _QUERY[name]
         made.append({"name": name, "in": "query", "required": False, "schema": schema, "description": what})
     if operation.kind is Kind.MUTATION:

@@ -36,9 +36,9 @@ def decode(raw: bytes, operation: Operation) -> Query:
     """Raises RaftmetaError bad_field or bad_request."""
     if not raw:
         return _LINEARIZABLE
-    known = KNOWN[operation.kind] + operation.extra_query
-    if raw == b"consistency=stale" and "consistency" in known:
+    if raw == b"consistency=stale" and operation.kind in (Kind.READ, Kind.LIST):
         return _STALE
+    known = KNOWN[operation.kind] + operation.extra_query
     given = _pairs(raw, known)
     return Query(
         stale=_consistency(given),

@@ -27,7 +27,7 @@ UNPACKED_RATIO = 8  # of a manifest as JSON to its packed bytes, about
 
 async def publish(service: Service, call: Call) -> Reply:
     model, label = call.params["model"], call.params["label"]
-    command = await service.compute(call.size_bytes, _publication, model, label, call.body.manifest)
+    command = await service.compute(call.size_bytes, publication, model, label, call.body.manifest)
     outcome = await service.propose(call, command)
     created = bool(result_of(outcome).get("created"))
     record = _published(service.member.state, model, label)
@@ -68,7 +68,7 @@ async def list_versions(service: Service, call: Call) -> Reply:
     return replies.page(state, queries.versions_page(state, call.params["model"], call.query.limit, call.query.after))
 
 
-def _publication(model: str, label: str, manifest: Manifest) -> Publish:
+def publication(model: str, label: str, manifest: Manifest) -> Publish:
     """Raises RaftmetaError bad_manifest or manifest_too_large."""
     faults = manifests.faults(manifest)
     if faults:
@@ -82,7 +82,7 @@ def _publications(model: str, body: BatchBody) -> PublishBatch:
     if len(set(labels)) != len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise RaftmetaError("bad_field", f"the label {twice!r} stands twice in the batch")
-    items = tuple(_publication(model, item.label, item.manifest) for item in body.items)
+    items = tuple(publication(model, item.label, item.manifest) for item in body.items)
     size = sum(len(item.manifest) + 1_024 for item in items)
     if size > MAX_COMMAND_BYTES:
         raise RaftmetaError("manifest_too_large", f"the batch packs to {size} bytes, the limit is {MAX_COMMAND_BYTES}; send it in parts")
@@ -110,7 +110,7 @@ OPERATIONS = (
         what="Publish up to 1,000 versions, all or none",
         handler=publish_batch,
         answers=(Answer(200, answers.Versions, {"versions": [examples.VERSION]}, "All are published, in order of the items"),),
-        errors=("bad_manifest", "manifest_too_large", "version_exists"),
+        errors=("bad_manifest", "manifest_too_large", "version_exists", "unknown_version"),
         body=Body(BatchBody),
         example={"items": [{"label": "1.4.0", "manifest": examples.MANIFEST}]},
         max_body_bytes=MAX_BATCH_BODY,
@@ -138,7 +138,7 @@ OPERATIONS = (
             Answer(200, records.Version, examples.VERSION, "The label held these bytes already"),
             Answer(201, records.Version, examples.VERSION, "The version is new"),
         ),
-        errors=("bad_manifest", "manifest_too_large", "version_exists"),
+        errors=("bad_manifest", "manifest_too_large", "version_exists", "unknown_version"),
         body=Body(PublishBody),
         example={"manifest": examples.MANIFEST},
         hot=True,

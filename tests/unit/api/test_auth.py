@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from api.routes import OPERATIONS
+from api.service import ApiLimits
 from raftmeta.security.roles import ACTIONS
 from tests.support.fake_log import FakeMember
 from tests.unit.api.harness import BASE, JSON, MODEL, PUBLISH, Exchange, api, manifest, run
@@ -94,8 +95,6 @@ def test_a_watch_shows_only_what_the_caller_may_read_and_its_bookmarks_go_on() -
 
 def test_a_watch_ends_when_its_token_is_withdrawn() -> None:
     async def work() -> None:
-        from api.service import ApiLimits
-
         async with api(with_tokens(), ApiLimits(bookmark_s=0.02)) as made:
             async with Exchange(made.application, "/v1/watch", headers=((b"authorization", b"Bearer secret-1"),)) as watch:
                 await watch.until(lambda seen: len(seen.messages) == 2)

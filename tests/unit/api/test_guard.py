@@ -1,0 +1,199 @@
+"""The HTTP port against clients that are slow, greedy or no clients at all. Real sockets, short limits, one server in a thread."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from api.guard import GuardedProtocol, HttpLimits, guarded
+from raftmeta.core.commands import Body as Command
+from raftmeta.core.commands import RecordVerdict
+from tests.support.api_server import Running, declare, running, wait_until
+from tests.unit.api.harness import PUBLISH, manifest
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything until the other end closes; a reset counts as an end."""
+    parts = []
+    try:
+        while part := connection.recv(65_536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def dribble(connection: socket.socket, first: bytes, stop: threading.Event) -> None:
+    """Sends the bytes, then one more every 20 ms, until told to stop or cut."""
+    try:
+        connection.sendall(first)
+        while not stop.wait(0.02):
+            connection.sendall(b"a")
+    except OSError:
+        pass
+
+
+HEAD = f"PUT {PUBLISH} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"",
+        b"GET /livez HT",
+        b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ",
+        b"\r\n\r\n",
+        HEAD + b"content-length: 1000000\r\n\r\n{",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\nfffff\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\nGET /livez HTTP/1.1\r\nx: ",
+    ],
+    ids=["silence", "request line", "header", "blank lines", "body", "chunk", "second request"],
+)
+def test_a_client_that_sends_a_byte_at_a_time_is_cut_while_others_are_served(first: bytes) -> None:
+    with running() as server:
+        connection, stop = server.connect(), threading.Event()
+        sender = threading.Thread(target=dribble, args=(connection, first, stop))
+        sender.start()
+        try:
+            assert server.works()
+            read_all(connection)  # returns only because the server ended it; the socket's own timeout would raise
+            assert server.works()
+        finally:
+            stop.set()
+            sender.join()
+            connection.close()
+        assert server.member.log.proposed == []
+
+
+def test_a_connection_that_says_nothing_is_cut() -> None:
+    with running() as server, server.connect() as connection:
+        assert read_all(connection) == b""
+        assert server.works()
+
+
+def test_a_body_that_keeps_coming_at_a_fair_pace_is_no_slow_client() -> None:
+    with running(HttpLimits(body_s=0.2, body_bytes_per_s=1_000, sweep_s=0.02)) as server, server.connect() as connection:
+        body = json.dumps({"manifest": manifest()}).encode()
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body))
+        pause = threading.Event()
+        for at in range(0, len(body), 100):
+            pause.wait(0.04)  # 2,500 bytes per second, for longer than the grace
+            connection.sendall(body[at : at + 100])
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 201")
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x16\x03\x01\x02\x00\x01\x00", b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"SSH-2.0-OpenSSH_9.0\r\n", b"{}\r\n\r\n"]
+)
+def test_bytes_that_are_no_http_get_a_problem_and_an_end(garbage: bytes) -> None:
+    with running() as server, server.connect() as connection:
+        connection.sendall(garbage)
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400"), head
+        assert json.loads(body)["code"] == "bad_request"
+        assert server.works()
+
+
+def test_a_head_without_end_is_cut_at_its_limit() -> None:
+    with running(HttpLimits(max_head_bytes=4_096, head_s=60)) as server, server.connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nx: " + b"a" * 5_000)
+        assert b"exceeds 4096 bytes" in read_all(connection)
+        assert server.works()
+
+
+def test_connections_beyond_the_limit_are_answered_and_closed() -> None:
+    with running(HttpLimits(max_connections=3)) as server:
+        held = [server.connect() for _ in range(3)]
+        for connection in held:
+            connection.sendall(b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        with server.connect() as one_more:
+            head, _, body = read_all(one_more).partition(b"\r\n\r\n")
+            assert (head[:12], json.loads(body)["code"]) == (b"HTTP/1.1 503", "overloaded")
+        for connection in held:
+            connection.close()
+        wait_until(lambda: len(server.server.server_state.connections) == 0)
+        assert server.works()
+
+
+def test_a_client_that_reads_nothing_is_cut_and_its_watch_ends() -> None:
+    with running(prepare=declare) as server, server.connect(receive_bytes=4_096) as connection:
+        connection.sendall(b"GET /v1/watch?from_revision=0 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        wait_until(lambda: server.member.watch.watchers == 1)
+        for number in range(500):  # 30 MB, more than the system's own buffers take
+            propose(server, number, RecordVerdict("search", "consistent", json.dumps({"text": "x" * 60_000}).encode()))
+            if server.member.watch.watchers == 0:
+                break
+        wait_until(lambda: server.member.watch.watchers == 0)
+        assert server.works()
+
+
+def propose(server: Running, number: int, body: Command) -> None:
+    """Through the log alone, from another thread than the server's, as the engine does."""
+    server.member.log.propose(body, f"k{number}", "ci", 1).result()
+
+
+def test_a_refused_gigabyte_is_answered_while_the_client_still_sends() -> None:
+    with running() as server, server.connect() as connection:
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % (1 << 30) + b" " * 100_000)
+        reply = read_all(connection)
+        assert reply.startswith(b"HTTP/1.1 413")
+        assert json.loads(reply.partition(b"\r\n\r\n")[2])["code"] == "body_too_large"
+        assert server.works()
+
+
+def test_a_client_that_asks_first_is_told_before_it_sends() -> None:
+    with running() as server, server.connect() as connection:
+        connection.sendall(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % (1 << 30))
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 413")
+    with running() as server, server.connect() as connection:
+        body = json.dumps({"manifest": manifest()}).encode()
+        connection.sendall(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 100")
+        connection.sendall(body)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 201")
+
+
+def test_on_its_way_down_a_server_ends_watches_and_finishes_requests() -> None:
+    with running() as server:
+        watch, writer = server.connect(), server.connect()
+        watch.sendall(b"GET /v1/watch HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        wait_until(lambda: server.member.watch.watchers == 1)
+        server.member.log.switches.hold = True
+        body = json.dumps({"manifest": manifest()}).encode()
+        writer.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: bool(server.member.log._held))
+        server.stop()
+        wait_until(lambda: server.service.draining)
+        assert read_all(watch).endswith(b"0\r\n\r\n")
+        server.member.log.release()
+        assert b"HTTP/1.1 201" in read_all(writer)
+        with pytest.raises(OSError):
+            server.connect()
+        watch.close()
+        writer.close()
+
+
+class Transport:
+    """Just enough of a transport to look at one decision."""
+
+    def __init__(self, unread: int) -> None:
+        self.unread = unread
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+
+def test_a_reader_who_takes_some_bytes_now_and_then_is_not_cut() -> None:
+    protocol: Any = object.__new__(guarded(HttpLimits(read_s=10)))
+    protocol._unread_bytes, protocol._unread_since = 0, 0.0
+    protocol.transport = Transport(1_000)
+    seen = []
+    for now, unread in ((0, 1_000), (9, 1_000), (11, 900), (20, 900), (22, 1_500), (31, 1_500)):
+        protocol.transport.unread = unread
+        seen.append(GuardedProtocol._is_unread(protocol, now))
+    assert seen == [False, False, False, False, True, True]
