@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-MAX_FRAME_BYTES = 256 << 20  # the largest answer: a batch of embeddings, or the block sums of one large tensor
+MAX_FRAME_BYTES = 64 << 20  # 16 million values of 4 bytes, or the block sums of a tensor of 256 GiB
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t"):

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node_agent.config import AgentConfig, load
+from raftmeta.core.errors import RaftmetaError
+
+GOOD = """
+node = "gpu-a1"
+zone = "a"
+member_urls = ["https://10.0.0.1:7400", "https://10.0.0.2:7400"]
+store_dir = "/var/lib/raftmeta"
+artifact_roots = ["/srv/models"]
+"""
+
+
+def config(tmp_path: Path, text: str = GOOD) -> AgentConfig:
+    path = tmp_path / "agent.toml"
+    path.write_text(text)
+    return load(path)
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    with pytest.raises(RaftmetaError) as refused:
+        config(tmp_path, text)
+    assert refused.value.code == "bad_field"
+    return refused.value.detail
+
+
+def test_a_file_with_the_needed_fields_is_enough(tmp_path: Path) -> None:
+    found = config(tmp_path)
+    assert (found.node, found.zone, found.workers, found.host_port) == ("gpu-a1", "a", 1, ("127.0.0.1", 8100))
+    assert found.sockets_dir == Path("/var/lib/raftmeta/run")
+    assert found.public_url(9000) == "http://127.0.0.1:9000"
+    assert found.token() is None
+
+
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
+    text = 'node = "A"\nzone = "a"\nmember_urls = ["ftp://x"]\nlisten = "nowhere"\nworkers = 0\nsurprise = 1\nartifact_roots = ["rel"]\n'
+    detail = refusal(tmp_path, text)
+    for field in ("node", "member_urls", "listen", "workers", "surprise", "artifact_roots", "store_dir"):
+        assert field in detail
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:70000", "host name:1", "[::1]", "127.0.0.1:x"])
+def test_an_address_that_is_none_is_refused(tmp_path: Path, listen: str) -> None:
+    assert "listen" in refusal(tmp_path, GOOD + f'listen = "{listen}"\n')
+
+
+def test_an_ipv6_address_is_taken(tmp_path: Path) -> None:
+    found = config(tmp_path, GOOD + 'listen = "[::1]:9000"\n')
+    assert found.host_port == ("::1", 9000)
+    assert found.public_url(9000) == "http://[::1]:9000"
+
+
+def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
+    assert "tls_cert and tls_key" in refusal(tmp_path, GOOD + 'tls_cert = "/x.pem"\n')
+
+
+def test_the_environment_overrides_the_file_and_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAFTMETA_AGENT_WORKERS", "3")
+    monkeypatch.setenv("RAFTMETA_AGENT_MEMBER_URLS", '["http://127.0.0.1:1"]')
+    assert config(tmp_path).workers == 3
+    assert config(tmp_path).member_urls == ("http://127.0.0.1:1",)
+    monkeypatch.setenv("RAFTMETA_AGENT_WORKERS", "many")
+    assert "workers" in refusal(tmp_path, GOOD)
+    monkeypatch.setenv("RAFTMETA_AGENT_MEMBER_URLS", "not json")
+    assert "member_urls" in refusal(tmp_path, GOOD)
+
+
+@pytest.mark.parametrize("text", ["node = ", "\x00"])
+def test_what_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
+    assert "no readable TOML" in refusal(tmp_path, text)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RaftmetaError, match=r"agent\.toml"):
+        load(tmp_path / "agent.toml")
+
+
+def test_the_token_is_one_line_of_visible_characters(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    found = config(tmp_path, GOOD + f'token_file = "{token}"\n')
+    with pytest.raises(RaftmetaError, match="cannot be read"):
+        found.token()
+    token.write_text("secret\n")
+    assert found.token() == "secret"
+    token.write_text("two words\n")
+    with pytest.raises(RaftmetaError, match="blanks"):
+        found.token()

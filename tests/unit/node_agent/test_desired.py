@@ -1,0 +1,121 @@
+"""From deployments and rollouts as the control plane tells them to the goals of one node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from node_agent.desired import DeploymentView, Desired, Event, Identity, RolloutView, read
+from node_agent.plan import Change, Order, Target
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.types import Phase, SideName, Stage
+
+ME = Identity("n1", "boot-1")
+V2 = Target("encoder", "2.0.0", "2" * 64, "b" * 64)
+
+
+def deployment(**fields: Any) -> dict[str, Any]:
+    return {
+        "name": "search",
+        "model": "encoder",
+        "primary": {"zone": "a", "nodes": ["n1"]},
+        "standby": {"zone": "b", "nodes": ["n2"]},
+        "policy": {"prepare_timeout_ms": 1},
+        "version": "1.0.0",
+        "previous": "",
+        "rollout_id": "r-1",
+        "order_revision": 7,
+        "a_later_field": True,
+    } | fields
+
+
+def rollout(**fields: Any) -> dict[str, Any]:
+    return {
+        "id": "r-1",
+        "deployment": "search",
+        "model": "encoder",
+        "to_version": "2.0.0",
+        "checksum": "2" * 64,
+        "vector_root": "b" * 64,
+        "phase": "preparing",
+        "status": "running",
+        "attestations": [],
+    } | fields
+
+
+def attestation(stage: str, node: str = "n1", boot_id: str = "boot-1") -> dict[str, Any]:
+    return {"node": node, "stage": stage, "boot_id": boot_id, "side": "primary"}
+
+
+def desired(*rollouts: dict[str, Any], **fields: Any) -> Desired:
+    made = Desired(ME)
+    made.replace(1, [read(deployment(**fields), DeploymentView)], [read(item, RolloutView) for item in rollouts])
+    return made
+
+
+def change_of(made: Desired) -> Change | None:
+    return made.goal(made.mine()[0], None).change
+
+
+def test_a_deployment_is_this_nodes_when_either_side_lists_it() -> None:
+    assert [item.name for item in desired().mine()] == ["search"]
+    other = Desired(Identity("n2", "boot"))
+    other.replace(1, [read(deployment(), DeploymentView)], [])
+    assert other.goal(other.mine()[0], None).side is SideName.STANDBY
+    assert desired(primary={"zone": "a", "nodes": ["n9"]}, standby=None).mine() == []
+
+
+def test_the_goal_carries_the_fence_and_the_running_rollout() -> None:
+    made = desired(rollout(attestations=[attestation("ready", "n2"), attestation("prepared")]))
+    goal = made.goal(made.mine()[0], None)
+    assert goal.order == Order(1, 7)
+    assert goal.change == Change("r-1", Phase.PREPARING, V2, Stage.PREPARED)
+
+
+def test_what_an_earlier_start_of_the_agent_attested_does_not_count() -> None:
+    made = desired(rollout(attestations=[attestation("ready", boot_id="boot-0")]))
+    change = change_of(made)
+    assert change is not None and change.attested is None
+
+
+@pytest.mark.parametrize("fields", [{"status": "done"}, {"status": "failed"}, {"id": "r-0"}])
+def test_a_rollout_that_ended_or_is_not_the_deployments_is_no_goal(fields: dict[str, Any]) -> None:
+    assert change_of(desired(rollout(**fields))) is None
+
+
+def test_the_committed_version_is_known_from_the_rollout_that_brought_it() -> None:
+    made = desired(rollout(phase="committing"), version="2.0.0")
+    assert made.known_target(made.mine()[0]) == V2
+    assert desired(rollout()).known_target(desired(rollout()).mine()[0]) is None
+
+
+def test_all_events_of_a_revision_count_together() -> None:
+    made = desired()
+    made.apply(
+        2,
+        [
+            Event("deployment", "search", "put", deployment(version="2.0.0", order_revision=9)),
+            Event("rollout", "r-1", "put", rollout(phase="committing")),
+            Event("model", "encoder", "put", {}),
+        ],
+    )
+    goal = made.goal(made.mine()[0], V2)
+    assert goal.order == Order(2, 9)
+    assert goal.change is not None and goal.change.phase is Phase.COMMITTING
+
+
+def test_a_deleted_deployment_and_one_that_no_longer_lists_the_node_are_gone() -> None:
+    made = desired()
+    made.apply(1, [Event("deployment", "search", "put", deployment(primary={"zone": "a", "nodes": ["n3"]}))])
+    assert made.mine() == []
+    made = desired()
+    made.apply(1, [Event("deployment", "search", "delete", None)])
+    assert made.mine() == []
+
+
+def test_a_record_that_cannot_be_read_is_an_error_that_names_its_kind() -> None:
+    with pytest.raises(RaftmetaError, match="no RolloutView"):
+        read(rollout(phase="elsewhere"), RolloutView)
+    with pytest.raises(RaftmetaError, match="no DeploymentView"):
+        desired().apply(1, [Event("deployment", "search", "put", None)])

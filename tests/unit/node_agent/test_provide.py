@@ -1,0 +1,153 @@
+"""Versions on their way into the store: what is believed of a manifest, and what makes room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from node_agent.fetch import BlobsRotten, Cancelled, Fetcher, FetchFailed, Patience
+from node_agent.provide import StoreProvider
+from node_agent.sources import opener
+from node_agent.store import Store, blobs_of
+from raftmeta.core.errors import RaftmetaError
+from tests.support.small_version import Version, make_version
+
+TENSORS = {"a": b"a" * 5000, "b": b"b" * 300}
+
+
+class FakePlane:
+    def __init__(self, *versions: Version) -> None:
+        self.manifests: dict[str, Any] = {v.target.label: msgspec.to_builtins(v.manifest) for v in versions}
+        self.asked = 0
+
+    async def get_manifest(self, model: str, label: str) -> Mapping[str, Any]:
+        self.asked += 1
+        return self.manifests[label]  # type: ignore[no-any-return]
+
+
+class Scene:
+    def __init__(self, tmp_path: Path, *versions: Version, quota: int = 1 << 30) -> None:
+        self.store = Store(tmp_path / "store", quota)
+        self.plane = FakePlane(*versions)
+        self.kept: frozenset[str] | None = frozenset()
+        fetcher = Fetcher(self.store, opener([tmp_path], httpx.Client()), Patience(2, lambda _: None))
+        self.provider = StoreProvider(self.store, fetcher, self.plane, lambda: self.kept)
+
+    async def fetch(self, version: Version) -> int:
+        return await self.provider.fetch(version.target, frozenset(), lambda: False)
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Version:
+    return make_version(tmp_path / "v1", "1.0.0", TENSORS)
+
+
+def test_a_fetched_version_is_whole_and_can_be_opened(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        assert await scene.fetch(version) == 5300 + version.manifest.files[0].size_bytes
+        assert not scene.store.missing(blobs_of(version.manifest))
+        assert (scene.store.version_dir(version.target.checksum) / "config.json").is_file()
+        assert await scene.fetch(version) == 0
+        assert scene.plane.asked == 1, "a manifest that is here is not asked for again"
+
+    run(work)
+
+
+@pytest.mark.parametrize("field", ["checksum", "vector_root"])
+def test_a_manifest_that_is_not_the_decided_one_is_refused_before_a_byte_moves(tmp_path: Path, version: Version, field: str) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        other = version._replace(target=version.target._replace(**{field: "f" * 64}))
+        with pytest.raises(FetchFailed) as failed:
+            await scene.fetch(other)
+        assert failed.value.code == "integrity_mismatch"
+        assert scene.store.used_bytes() == 0
+        assert scene.store.versions() == frozenset()
+
+    run(work)
+
+
+def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        scene.plane.manifests["1.0.0"]["tensors"][0]["end"] += 1
+        with pytest.raises(FetchFailed):
+            await scene.fetch(version)
+
+    run(work)
+
+
+def test_what_is_no_manifest_is_an_error_of_the_control_plane(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        scene.plane.manifests["1.0.0"] = {"files": 3}
+        with pytest.raises(RaftmetaError, match="no manifest"):
+            await scene.fetch(version)
+
+    run(work)
+
+
+def test_a_full_store_gives_up_what_nothing_needs_and_keeps_the_rest(tmp_path: Path) -> None:
+    async def work() -> None:
+        old, kept, new = (make_version(tmp_path / f"v{n}", f"{n}.0.0", {"a": bytes([n]) * 400_000}) for n in (1, 2, 3))
+        scene = Scene(tmp_path, old, kept, new, quota=1 << 20)
+        await scene.fetch(old)
+        await scene.fetch(kept)
+        scene.kept = frozenset([kept.target.checksum])
+        await scene.fetch(new)
+        assert scene.store.versions() == {kept.target.checksum, new.target.checksum}
+        assert not scene.store.missing(blobs_of(kept.manifest))
+
+    run(work)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_full_store_of_needed_versions_refuses(tmp_path: Path, known: bool) -> None:
+    async def work() -> None:
+        first, second, third = (make_version(tmp_path / f"v{n}", f"{n}.0.0", {"a": bytes([n]) * 400_000}) for n in (1, 2, 3))
+        scene = Scene(tmp_path, first, second, third, quota=1 << 20)
+        await scene.fetch(first)
+        await scene.fetch(second)
+        scene.kept = frozenset([first.target.checksum, second.target.checksum]) if known else None
+        with pytest.raises(RaftmetaError) as full:
+            await scene.fetch(third)
+        assert full.value.code == "quota_exceeded"
+        assert not scene.store.missing(blobs_of(first.manifest))
+
+    run(work)
+
+
+def test_a_fetch_that_is_no_longer_wanted_does_not_begin(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        with pytest.raises(Cancelled):
+            await scene.provider.fetch(version.target, frozenset(), lambda: True)
+        assert scene.plane.asked == 0
+
+    run(work)
+
+
+def test_blobs_that_rotted_are_thrown_out_and_fetched_again(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        await scene.fetch(version)
+        await scene.provider.discard_rotten(version.target)
+        path = scene.store.path(version.manifest.tensors[0].sha256)
+        path.chmod(0o640)
+        path.write_bytes(b"x" * 5000)
+        with pytest.raises(BlobsRotten, match="1 blobs"):
+            await scene.provider.discard_rotten(version.target)
+        assert await scene.fetch(version) == 5000
+
+    run(work)

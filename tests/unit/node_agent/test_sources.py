@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from node_agent.fetch import SourceError, SourceLied
+from node_agent.sources import opener
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    directory = tmp_path / "artifacts"
+    (directory / "v1").mkdir(parents=True)
+    (directory / "v1" / "w.bin").write_bytes(DATA)
+    (tmp_path / "secret").write_bytes(DATA)
+    return directory
+
+
+def read_file(
+    roots: list[Path], directory: Path, file: str = "w.bin", size: int = len(DATA), begin: int = 0, end: int = len(DATA)
+) -> bytes:
+    with httpx.Client() as http:
+        source = opener(roots, http)(directory.as_uri() + "/")
+        return b"".join(source.read(file, size, begin, end))
+
+
+def test_a_range_of_a_file_below_a_root_is_read(root: Path) -> None:
+    assert read_file([root], root / "v1", begin=100, end=9000) == DATA[100:9000]
+
+
+def test_a_directory_outside_every_root_is_refused(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(DATA)
+    with pytest.raises(SourceError, match="no regular file below an artifact root"):
+        read_file([root], tmp_path)
+
+
+def test_without_roots_nothing_is_read(root: Path) -> None:
+    with pytest.raises(SourceError, match="allowed: none"):
+        read_file([], root / "v1")
+
+
+@pytest.mark.parametrize("file", ["../../secret", "/etc/passwd", "..", "a//b", "a/./b"])
+def test_a_name_that_could_leave_the_directory_is_refused(root: Path, file: str) -> None:
+    with pytest.raises(SourceError):
+        read_file([root], root / "v1", file)
+
+
+def test_a_link_out_of_the_root_is_refused(root: Path, tmp_path: Path) -> None:
+    (root / "v1" / "link").symlink_to(tmp_path / "secret")
+    (root / "dir").symlink_to(tmp_path)
+    with pytest.raises(SourceError):
+        read_file([root], root / "v1", "link")
+    with pytest.raises(SourceError):
+        read_file([root], root / "dir", "secret")
+
+
+def test_a_link_inside_the_root_is_followed(root: Path) -> None:
+    (root / "v1" / "link").symlink_to("w.bin")
+    assert read_file([root], root / "v1", "link") == DATA
+
+
+def test_a_root_that_is_a_link_itself_counts_as_where_it_points(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(root)
+    assert read_file([tmp_path / "alias"], tmp_path / "alias" / "v1") == DATA
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(root: Path) -> None:
+    os.mkfifo(root / "v1" / "pipe")
+    with pytest.raises(SourceError):
+        read_file([root], root / "v1", "pipe")
+
+
+def test_a_file_of_another_size_is_a_lie(root: Path) -> None:
+    with pytest.raises(SourceLied, match="10240 bytes, the manifest says 10241"):
+        read_file([root], root / "v1", size=len(DATA) + 1)
+
+
+def test_a_missing_file_may_be_elsewhere(root: Path) -> None:
+    with pytest.raises(SourceError, match="cannot be opened"):
+        read_file([root], root / "v1", "absent")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/dir/", "file://host/dir/", "http:///dir/"])
+def test_other_schemes_and_hosts_in_file_urls_are_no_sources(url: str) -> None:
+    with httpx.Client() as http, pytest.raises(SourceError):
+        opener([], http)(url)
+
+
+# --- HTTP
+
+
+def read_http(handler: Callable[[httpx.Request], httpx.Response], begin: int = 10, end: int = 5000) -> bytes:
+    with httpx.Client(transport=httpx.MockTransport(handler)) as http:
+        return b"".join(opener([], http)("http://host/dir/").read("a file.bin", len(DATA), begin, end))
+
+
+def ranged(request: httpx.Request) -> httpx.Response:
+    first, last = map(int, request.headers["range"].removeprefix("bytes=").split("-"))
+    headers = {"content-range": f"bytes {first}-{last}/{len(DATA)}"}
+    return httpx.Response(206, headers=headers, stream=httpx.ByteStream(DATA[first : last + 1]))
+
+
+def test_a_server_with_ranges_sends_the_range() -> None:
+    asked: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return ranged(request)
+
+    assert read_http(handler) == DATA[10:5000]
+    assert asked == ["http://host/dir/a%20file.bin"]
+
+
+def test_a_server_without_ranges_is_read_from_the_start_and_cut() -> None:
+    assert read_http(lambda _: httpx.Response(200, stream=httpx.ByteStream(DATA))) == DATA[10:5000]
+
+
+@pytest.mark.parametrize("status", [301, 404, 500, 204])
+def test_any_other_status_may_be_better_elsewhere(status: int) -> None:
+    with pytest.raises(SourceError):
+        read_http(lambda _: httpx.Response(status, headers={"location": "http://169.254.169.254/"}))
+
+
+def test_a_range_that_was_not_asked_for_is_refused() -> None:
+    headers = {"content-range": f"bytes 0-4989/{len(DATA)}"}
+    with pytest.raises(SourceError, match="asked for bytes 10-4999"):
+        read_http(lambda _: httpx.Response(206, headers=headers, content=DATA[:4990]))
+
+
+def test_a_file_of_another_size_on_the_server_is_a_lie() -> None:
+    headers = {"content-range": "bytes 10-4999/9999"}
+    with pytest.raises(SourceLied):
+        read_http(lambda _: httpx.Response(206, headers=headers, content=DATA[10:5000]))
+    with pytest.raises(SourceLied):
+        read_http(lambda _: httpx.Response(200, content=DATA[:-1]))
+    with pytest.raises(SourceLied):
+        read_http(lambda _: httpx.Response(416))
+
+
+def test_an_encoded_body_is_refused() -> None:
+    headers = {"content-encoding": "br", "content-range": f"bytes 10-4999/{len(DATA)}"}
+    with pytest.raises(SourceError, match="encodes"):
+        read_http(lambda _: httpx.Response(206, headers=headers, stream=httpx.ByteStream(b"xxxx")))
+
+
+def test_a_lost_connection_is_an_error_of_the_source() -> None:
+    def handler(_: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("silence")
+
+    with pytest.raises(SourceError, match="ReadTimeout"):
+        read_http(handler)
