@@ -134,10 +134,12 @@ def check_hello(hello: Hello, certified: Identity | None, expected: Expectation)
     if hello.protocol != PROTOCOL:
         raise Refused(Refusal.WRONG_PROTOCOL, f"expected protocol {PROTOCOL}, found {hello.protocol}")
     claimed = Identity(cluster_id=hello.cluster_id, member_id=hello.member_id)
-    if certified is not None and hello.cluster_id == certified.cluster_id and claimed != certified:
+    if certified is not None:
+        check_identity(certified, expected)
+    check_identity(claimed, expected)
+    if certified is not None and claimed != certified:
         found = hello.member_id[:128]
         raise Refused(Refusal.WRONG_MEMBER, f"the certificate names member {certified.member_id!r}, the hello {found!r}")
-    check_identity(claimed, expected)
 
 
 class Link(msgspec.Struct, frozen=True):

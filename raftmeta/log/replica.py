@@ -130,7 +130,9 @@ class Replica:
         if self._exchange.trouble:
             self._observer.alarm("disk_full", f"snapshot: {self._exchange.trouble}")
         self._expire()
-        self.sync_s = self._journal.sync()
+        synced_s = self._journal.sync()
+        if synced_s > 0.0:
+            self.sync_s = synced_s  # the last one that had something to do
         self._flush_replies()
         outbox, self._outbox = self._outbox, []
         return outbox

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -80,7 +80,7 @@ class Runner:
             self._journal.close()
 
     def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
+        future: Future[Outcome] = _uncancellable()
         proposal = Proposal(0, request_id, principal, self._identity.member_id, encode_body(body))
 
         def sink(result: Result) -> None:
@@ -93,7 +93,7 @@ class Runner:
         return future
 
     def read_barrier(self, timeout_s: float) -> Future[int]:
-        future: Future[int] = Future()
+        future: Future[int] = _uncancellable()
 
         def sink(code: str, index: int) -> None:
             if code == "ok":
@@ -110,7 +110,7 @@ class Runner:
 
     def change_membership(self, change: Callable[[Replica], str | None]) -> Future[None]:
         """Run a membership change on the leader; RaftmetaError gate_not_met with the reason when it may not be now."""
-        future: Future[None] = Future()
+        future: Future[None] = _uncancellable()
 
         def call() -> None:
             reason = change(self._replica)
@@ -181,7 +181,7 @@ class Runner:
     def _look(self) -> LogStatus:
         engine = self._replica.engine
         self._looked_role = engine.role
-        matches = engine.match_indexes
+        matches = engine.match_indexes | ({self._identity.member_id: engine.last_index} if engine.role == LEADER else {})
         return LogStatus(
             member_id=self._identity.member_id,
             cluster_id=self._identity.cluster_id,
@@ -199,7 +199,7 @@ class Runner:
                     peer_address=member.peer_address,
                     api_url=member.api_url,
                     role=self._role_of(member.id),
-                    match_index=engine.last_index if member.id == engine.leader_id and matches else matches.get(member.id, -1),
+                    match_index=matches.get(member.id, -1),
                 )
                 for member in engine.configuration.members
             ),
@@ -216,6 +216,13 @@ class Runner:
         if member_id == engine.leader_id:
             return ROLE_NAMES[LEADER]
         return "follower" if self._replica.is_connected(member_id) else "unreachable"
+
+
+def _uncancellable() -> Future[Any]:
+    """A future whose waiter may give up but not cancel: setting its result never raises into the log's thread (R5)."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 _WHY = {
