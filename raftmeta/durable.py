@@ -300,7 +300,7 @@ def _refuse_other_owner(path: Path) -> None:
             raise DirectoryRefused("internal", f"{path} is not a directory")
         owners = {path: path.stat().st_uid}
         if owners[path] == me:
-            owners.update({entry: entry.lstat().st_uid for entry in path.iterdir()})
+            owners.update({entry: entry.lstat().st_uid for entry in path.iterdir() if entry.name != "lost+found"})
     for entry, owner in owners.items():
         if owner != me:
             detail = (
