@@ -1,0 +1,152 @@
+"""Three replicas over journals in memory, with the messages between them in the test's hands. For scripts of a few steps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pysyncobj.syncobj
+
+from raftmeta.core.commands import Body, Publish
+from raftmeta.core.events import Event
+from raftmeta.core.state import State
+from raftmeta.core.types import VersionSummary
+from raftmeta.log.boot import recover
+from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
+from raftmeta.log.engine import LEADER, Ports, Timing
+from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
+from raftmeta.log.guard import Rules
+from raftmeta.log.journal import Journal, Tuning
+from raftmeta.log.messages import AnyMessage, Proposal
+from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
+from raftmeta.log.proposals import Result, encode_body
+from raftmeta.log.replica import Replica, ReplicaSetup
+from raftmeta.log.snapshots import SnapshotStore
+from raftmeta.log.spares import InlineWorker
+from tests.support.memory_disk import MemoryDisk
+
+STEP_S = 0.01
+
+
+def publish(label: str, model: str = "m") -> Publish:
+    digest = hashlib.sha256(label.encode()).hexdigest()
+    packed = label.encode() * 20
+    return Publish(model, label, VersionSummary(digest, digest, digest, digest, hashlib.sha256(packed).hexdigest(), 9, 9, 1, 1), packed)
+
+
+class Box:
+    """One replica and what its observer was told."""
+
+    def __init__(self, name: str, disk: MemoryDisk, world: Trio, marker: Configuration | None) -> None:
+        self.name, self.disk, self.world = name, disk, world
+        self.inbox: list[PeerEvent] = []
+        self.told: list[str] = []
+        self.journal = Journal.open(disk, Path("/data/journal"), segment_bytes=world.segment_bytes, tuning=Tuning(cluster_id="trio"))
+        store = SnapshotStore(disk, Path("/data/snapshots"))
+        recovered = recover(self.journal, store, marker)
+        exchange = SnapshotExchange(store, InlineWorker(), self.journal, world.exchange)
+        ports = Ports(lambda: world.now, lambda: world.jitter[name])
+        setup = ReplicaSetup(name, Timing(), ports, lambda: 1_700_000_000_000 + int(world.now * 1000), world.authorize, world.rules)
+        self.replica = Replica(setup, recovered, self.journal, exchange, self)
+
+    def applied(self, state: State, events: Sequence[Event]) -> None:
+        self.told.append("applied")
+
+    def replaced(self, state: State) -> None:
+        self.told.append("replaced")
+
+    def bootstrapped(self) -> None:
+        self.told.append("bootstrapped")
+
+    def peers_changed(self, configuration: Configuration) -> None:
+        self.told.append("peers")
+
+    def heard(self, peer: str, topic: str, data: bytes) -> None:
+        self.told.append(f"heard {topic}")
+
+    def alarm(self, code: str, detail: str) -> None:
+        self.told.append(f"alarm {code}")
+
+
+class Trio:
+    def __init__(
+        self,
+        *,
+        rules: Rules | None = None,
+        exchange: ExchangeSettings | None = None,
+        authorize: Callable[[str, Body], bool] = lambda principal, body: True,
+        names: tuple[str, ...] = ("m1", "m2", "m3"),
+        segment_bytes: int = 1 << 20,
+    ) -> None:
+        self.now = 100.0
+        self.segment_bytes = segment_bytes
+        self.jitter = {name: 0.2 * number for number, name in enumerate(names)}  # m1 stands first
+        self.rules, self.exchange, self.authorize = rules or Rules(), exchange or ExchangeSettings(), authorize
+        self.cut: set[tuple[str, str]] = set()  # ordered pairs that carry nothing
+        self.drop: Callable[[str, str, AnyMessage], bool] = lambda sender, receiver, message: False
+        self.marker = configuration_of(tuple(MemberSpec(name, f"zone-{name}", "", "") for name in names))
+        self.boxes: dict[str, Box] = {}
+        pysyncobj.syncobj.monotonicTime = lambda: self.now
+        for name in names:
+            self.boot(name, MemoryDisk(1), self.marker)
+
+    def boot(self, name: str, disk: MemoryDisk, marker: Configuration | None = None) -> Box:
+        """(Re)start a member on this disk; the others see the old link close and a new one open."""
+        for other in self.boxes.values():
+            if other.name != name:
+                other.inbox.append(Disconnected(name))
+        box = Box(name, disk, self, marker)
+        self.boxes[name] = box
+        for other in self.boxes.values():
+            if other.name != name:
+                other.inbox.append(Connected(name, 1))
+                box.inbox.append(Connected(other.name, 1))
+        return box
+
+    def stop(self, name: str) -> MemoryDisk:
+        """Kill the process; its disk stays."""
+        disk = self.boxes.pop(name).disk
+        for other in self.boxes.values():
+            other.inbox.append(Disconnected(name))
+        disk.kill()
+        return disk
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Step everyone every STEP_S of virtual time. Whether `until` came true."""
+        for _ in range(int(seconds / STEP_S)):
+            if until():
+                return True
+            self.now += STEP_S
+            for name in sorted(self.boxes):
+                box = self.boxes[name]
+                events, box.inbox = box.inbox, []
+                for peer, message in box.replica.step(events):
+                    if peer in self.boxes and (name, peer) not in self.cut and not self.drop(name, peer, message):
+                        self.boxes[peer].inbox.append(Received(name, message))
+        return until()
+
+    def leader(self) -> Box:
+        """The one leader, elected if there is none yet."""
+        assert self.run(10.0, lambda: len(self._leaders()) == 1), "no leader"
+        return self._leaders()[0]
+
+    def follower(self) -> Box:
+        leader = self.leader()
+        return next(box for name, box in sorted(self.boxes.items()) if box is not leader)
+
+    def propose(self, box: Box, body: Body, key: str, *, principal: str = "me", timeout_s: float = 3.0) -> list[Result]:
+        """The list into which the result will come."""
+        results: list[Result] = []
+        box.replica.propose(Proposal(0, key, principal, box.name, encode_body(body)), timeout_s, results.append)
+        return results
+
+    def write(self, box: Box, label: str) -> Result:
+        results = self.propose(box, publish(label), f"key-{label}")
+        assert self.run(5.0, lambda: bool(results)), f"no result for {label}"
+        return results[0]
+
+    def _leaders(self) -> list[Box]:
+        found = [box for box in self.boxes.values() if box.replica.engine.role == LEADER]
+        newest = max((box.replica.engine.term for box in found), default=0)
+        return [box for box in found if box.replica.engine.term == newest and box.replica.engine.may_serve_reads]

@@ -1,0 +1,363 @@
+"""Rows of the hardening list that concern a whole replica: recovery, callers, reads, forwarding, snapshots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raftmeta.core.commands import Body
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.state import decode_outcome
+from raftmeta.log import configuration as cfg
+from raftmeta.log.boot import recover
+from raftmeta.log.configuration import MemberSpec, configuration_of
+from raftmeta.log.engine import LEADER, OP_MEMBERSHIP, Halted
+from raftmeta.log.exchange import ExchangeSettings
+from raftmeta.log.guard import Rules
+from raftmeta.log.journal import Journal, Tuning
+from raftmeta.log.messages import AppendReply, Forward, ForwardReply, Proposal, SnapshotChunk
+from raftmeta.log.peers import Received
+from raftmeta.log.proposals import MAX_QUEUED, Pending, Proposals, Result, encode_body
+from raftmeta.log.snapshots import SnapshotStore
+from tests.support.memory_disk import MemoryDisk
+from tests.support.trio import Trio, publish
+
+both = pytest.mark.parametrize("on", [True, False], ids=["rule on", "rule off"])
+SMALL = ExchangeSettings(entries=10, keep_entries=0)
+
+
+def labels(trio: Trio, name: str) -> set[str]:
+    return {version.label for version in trio.boxes[name].replica.state.versions.values()}
+
+
+def test_d2_a_kill_of_all_members_after_a_snapshot_loses_no_acknowledged_write() -> None:
+    trio = Trio(exchange=SMALL)
+    written = {f"v{number}" for number in range(35)}
+    for label in sorted(written):
+        assert trio.write(trio.leader(), label).code == "ok"
+    disks = {name: trio.stop(name) for name in ("m1", "m2", "m3")}
+    for disk in disks.values():
+        disk.crash()
+    for name, disk in disks.items():
+        trio.boot(name, disk)
+        assert trio.boxes[name].replica.engine.applied_index > 0  # the snapshot; the rest is in the journal
+    trio.leader()
+    trio.run(1.0)
+    assert all(labels(trio, name) == written for name in trio.boxes)
+
+
+def test_d2_a_journal_that_starts_behind_the_newest_sound_snapshot_is_refused() -> None:
+    disk = MemoryDisk(1)
+    journal = Journal.open(disk, Path("/j"), segment_bytes=1 << 20, tuning=Tuning(cluster_id="x"))
+    journal.set_hard_state(1, "")
+    journal.reset(40, 1)
+    journal.append(41, 1, b"\x01")
+    journal.sync()
+    with pytest.raises(RaftmetaError, match="reaches record 40") as refused:
+        recover(journal, SnapshotStore(disk, Path("/s")), None)
+    assert refused.value.code == "integrity"
+
+
+def test_d9_a_snapshot_older_than_what_is_applied_is_ignored() -> None:
+    trio = Trio(exchange=SMALL)
+    leader = trio.leader()
+    for number in range(25):
+        trio.write(leader, f"v{number}")
+    trio.run(1.0)
+    follower = trio.follower()
+    applied, state = follower.replica.engine.applied_index, follower.replica.state
+    stale = SnapshotChunk(leader.replica.engine.term, 3, 1, 10, b"\0" * 32, 0, b"0123456789", 1)
+    follower.inbox.append(Received(leader.name, stale))
+    trio.run(0.2)
+    assert follower.replica.engine.applied_index >= applied and follower.replica.state is state
+    assert "replaced" not in follower.told
+
+
+def test_r3_an_installed_snapshot_moves_commit_and_the_log_goes_on_behind_it() -> None:
+    trio = Trio(exchange=SMALL, segment_bytes=32 << 10)
+    leader = trio.leader()
+    lagging = trio.follower().name
+    disk = trio.stop(lagging)
+    for number in range(60):
+        trio.write(leader, f"v{number}")
+    assert leader.journal.first_index > 20, "the journal was not compacted, the test would prove nothing"
+    box = trio.boot(lagging, disk)
+    assert trio.run(5.0, lambda: len(labels(trio, lagging)) == 60)
+    assert "replaced" in box.told
+    assert trio.write(trio.leader(), "after").code == "ok"
+    trio.run(0.5)
+    assert len({box.replica.state.state_hash for box in trio.boxes.values()}) == 1
+
+
+def test_r3_a_snapshot_whose_bytes_are_not_what_was_announced_is_never_installed() -> None:
+    trio = Trio(exchange=SMALL, segment_bytes=32 << 10)
+    leader = trio.leader()
+    lagging = trio.follower().name
+    disk = trio.stop(lagging)
+    for number in range(60):
+        trio.write(leader, f"v{number}")
+    box = trio.boot(lagging, disk)
+    lied = 0
+
+    def lie(sender: str, receiver: str, message: object) -> bool:
+        nonlocal lied
+        if isinstance(message, SnapshotChunk):
+            lied += 1
+            trio.boxes[receiver].inbox.append(Received(sender, _with_a_flipped_bit(message)))
+            return True
+        return False
+
+    trio.drop = lie
+    trio.run(0.4)
+    assert lied > 0 and "replaced" not in box.told and len(labels(trio, lagging)) == 0
+    trio.drop = lambda sender, receiver, message: False
+    assert trio.run(8.0, lambda: len(labels(trio, lagging)) == 60)
+
+
+def test_r5_an_entry_that_this_build_cannot_apply_stops_the_member_before_it_serves_a_guess() -> None:
+    trio = Trio()
+    leader = trio.leader()
+    engine = leader.replica.engine
+    engine._append(b"\x63 from the future")
+    with pytest.raises(Halted, match="opcode 99"):
+        trio.run(1.0)
+
+
+def test_r12_without_a_leader_a_command_ends_as_no_leader_at_its_deadline() -> None:
+    trio = Trio()
+    results = trio.propose(trio.boxes["m3"], publish("v1"), "k", timeout_s=0.3)
+    trio.run(0.5)
+    assert [result.code for result in results] == ["no_leader"]
+
+
+def test_r12_a_leader_cut_off_ends_its_commands_as_unknown_and_a_retry_finds_the_truth() -> None:
+    trio = Trio()
+    old = trio.leader()
+    others = [name for name in trio.boxes if name != old.name]
+    trio.cut = {(old.name, other) for other in others} | {(other, old.name) for other in others}
+    results = trio.propose(old, publish("v1"), "k", timeout_s=30.0)
+    trio.run(1.5, lambda: bool(results))
+    assert [result.code for result in results] == ["unknown_outcome"]
+    trio.cut = set()
+    retried = trio.propose(trio.leader(), publish("v1"), "k")
+    assert trio.run(5.0, lambda: bool(retried))
+    assert retried[0].code == "ok" and retried[0].outcome is not None
+    trio.run(1.0)
+    assert all(labels(trio, name) == {"v1"} for name in trio.boxes)
+
+
+def test_r12_every_way_of_ending_calls_the_sink_once() -> None:
+    ended: list[Result] = []
+    proposals = Proposals(1)
+    make = lambda key: Pending(Proposal(0, key, "me", "m1", encode_body(publish(key))), 10.0, ended.append)  # noqa: E731
+    proposals.submit(make("a"))
+    batch = proposals.next_batch(1)
+    assert batch is not None
+    proposals.appended(5, 2, batch.sinks)
+    proposals.applied(5, 3, ())  # another term's entry took its place
+    assert [result.code for result in ended] == ["not_applied"]
+    proposals.submit(make("b"))
+    (forwarded,) = proposals.take_forwards(1 << 20)
+    proposals.lost_leader()
+    proposals.answered(forwarded.id, Result("ok"))
+    assert [result.code for result in ended] == ["not_applied", "unknown_outcome"]
+    proposals.submit(make("c"))
+    proposals.take_forwards(1 << 20)
+    proposals.expire(11.0)
+    assert ended[-1].code == "unknown_outcome"
+    for number in range(MAX_QUEUED + 1):
+        proposals.submit(make(f"q{number}"))
+    assert ended[-1].code == "overloaded"
+    big = Pending(Proposal(0, "big", "me", "m1", b"x" * (5 << 20)), 10.0, ended.append)
+    proposals.submit(big)
+    assert ended[-1].code == "body_too_large"
+    proposals.end_queued("shutting_down")
+    assert len(ended) == 5 + MAX_QUEUED
+
+
+@both
+def test_r13_a_restarted_member_follows_the_configuration_of_its_log_not_the_configured_one(on: bool) -> None:
+    disk = MemoryDisk(1)
+    journal = Journal.open(disk, Path("/j"), segment_bytes=1 << 20, tuning=Tuning(cluster_id="x"))
+    journal.set_hard_state(1, "")
+    grown = configuration_of(tuple(MemberSpec(name, "z", "", "") for name in ("m1", "m2", "m3")))
+    journal.append(1, 1, bytes([OP_MEMBERSHIP]) + cfg.encode(grown))  # never committed here
+    journal.sync()
+    old = configuration_of((MemberSpec("m1", "z", "", ""),))
+    recovered = recover(journal, SnapshotStore(disk, Path("/s")), old, boot_from_log=on)
+    assert (recovered.configurations[-1][1] == grown) is on
+    assert not recovered.bootstrap
+
+
+def test_an_empty_directory_without_a_marker_waits_and_never_stands() -> None:
+    trio = Trio(names=("m1",))
+    trio.boxes.clear()
+    box = trio.boot("m1", MemoryDisk(2), None)
+    trio.run(10.0)
+    assert box.replica.engine.term == 0 and box.replica.engine.role != LEADER
+
+
+def test_r14_a_suffix_of_fifty_divergent_entries_rejoins_in_a_few_round_trips() -> None:
+    trio = Trio()
+    old = trio.leader()
+    others = [name for name in trio.boxes if name != old.name]
+    trio.cut = {(old.name, other) for other in others} | {(other, old.name) for other in others}
+    common = old.replica.engine.last_index
+    for _ in range(50):
+        old.replica.engine._append(b"\x01")
+    trio.run(4.0, lambda: any(trio.boxes[name].replica.engine.role == LEADER for name in others))
+    leader = trio.leader()
+    for number in range(30):
+        assert trio.write(leader, f"v{number}").code == "ok"
+    assert old.replica.engine.last_index == common + 50
+    leader.replica.engine._progress[old.name].next = leader.replica.engine.last_index + 1  # as after another election
+    refusals = 0
+
+    def count(sender: str, receiver: str, message: object) -> bool:
+        nonlocal refusals
+        refusals += isinstance(message, AppendReply) and not message.matched and sender == old.name
+        return False
+
+    trio.cut, trio.drop = set(), count
+    assert trio.run(3.0, lambda: len(labels(trio, old.name)) == 30)
+    assert 1 <= refusals <= 5
+
+
+@both
+def test_r16_a_member_whose_term_is_ahead_is_back_within_two_election_timeouts(on: bool) -> None:
+    trio = Trio(rules=Rules(answer_stale=on))
+    leader = trio.leader()
+    ahead = trio.follower()
+    trio.write(leader, "v1")
+    ahead.journal.set_hard_state(50, "")
+    ahead.replica.engine._SyncObj__raftCurrentTerm = 50
+    results = trio.propose(leader, publish("v2"), "k2", timeout_s=30.0)
+    back = trio.run(3.0, lambda: labels(trio, ahead.name) == {"v1", "v2"})
+    assert back is on
+    assert bool(results)
+
+
+@both
+def test_c1_a_leader_that_cannot_reach_a_majority_serves_no_read(on: bool) -> None:
+    trio = Trio(rules=Rules(confirm_reads=on))
+    old = trio.leader()
+    others = [name for name in trio.boxes if name != old.name]
+    trio.cut = {(old.name, other) for other in others} | {(other, old.name) for other in others}
+    answers: list[str] = []
+    old.replica.read(0.9, lambda code, index: answers.append(code))
+    trio.run(1.2)
+    assert ("ok" not in answers) is on
+    assert answers
+
+
+def test_c1_a_read_never_joins_a_round_that_began_before_it() -> None:
+    trio = Trio()
+    leader = trio.leader()
+    held: list[tuple[str, object]] = []
+    trio.drop = lambda sender, receiver, message: isinstance(message, AppendReply) and bool(held.append((sender, message)) or True)
+    first: list[int] = []
+    second: list[int] = []
+    leader.replica.read(5.0, lambda code, index: first.append(index))
+    trio.run(0.05)
+    leader.replica.read(5.0, lambda code, index: second.append(index))
+    for sender, message in held:
+        leader.inbox.append(Received(sender, message))  # type: ignore[arg-type]
+    trio.run(0.03)
+    assert first and not second
+    trio.drop = lambda sender, receiver, message: False
+    trio.run(0.5)
+    assert second
+
+
+def test_c1_a_follower_reads_its_own_state_at_an_index_that_the_leader_confirmed() -> None:
+    trio = Trio()
+    trio.write(trio.leader(), "v1")
+    follower = trio.follower()
+    seen: list[set[str]] = []
+    follower.replica.read(3.0, lambda code, index: seen.append(labels(trio, follower.name)))
+    assert trio.run(3.0, lambda: bool(seen))
+    assert seen == [{"v1"}]
+    assert follower.replica.staleness_s() < 1.0
+
+
+def test_c2_one_key_is_applied_once_across_members_leaders_and_restarts() -> None:
+    trio = Trio(exchange=SMALL)
+    first = trio.propose(trio.leader(), publish("v1"), "the-key")
+    trio.run(2.0, lambda: bool(first))
+    for number in range(20):
+        trio.write(trio.leader(), f"w{number}")
+    old = trio.leader().name
+    disk = trio.stop(old)
+    again = trio.propose(trio.follower(), publish("v1"), "the-key")
+    assert trio.run(5.0, lambda: bool(again))
+    trio.boot(old, disk)
+    trio.run(2.0)
+    third = trio.propose(trio.boxes[old], publish("v1"), "the-key")
+    assert trio.run(5.0, lambda: bool(third))
+    answers = [results[0].outcome for results in (first, again, third)]
+    assert all(answer is not None and answer.code == "ok" for answer in answers)
+    assert len({answer.revision for answer in answers if answer}) == 1
+    stored = trio.boxes[old].replica.state.outcomes.get("the-key")
+    assert stored is not None and decode_outcome(stored).revision == answers[0].revision  # type: ignore[union-attr]
+
+
+def test_n5_a_forwarded_command_is_authorized_again_by_the_leader() -> None:
+    asked: list[str] = []
+
+    def authorize(principal: str, body: Body) -> bool:
+        asked.append(principal)
+        return principal != "mallory"
+
+    trio = Trio(authorize=authorize)
+    leader, follower = trio.leader(), trio.follower()
+    before = leader.replica.engine.last_index
+    refused = trio.propose(follower, publish("v1"), "k1", principal="mallory")
+    assert trio.run(2.0, lambda: bool(refused))
+    assert refused[0].code == "forbidden" and asked == ["mallory"]
+    assert leader.replica.engine.last_index == before and not labels(trio, leader.name)
+    allowed = trio.propose(follower, publish("v1"), "k1", principal="alice")
+    assert trio.run(2.0, lambda: bool(allowed))
+    assert allowed[0].code == "ok"
+
+
+def test_n5_a_forwarded_command_that_is_no_command_is_refused_and_not_logged() -> None:
+    trio = Trio()
+    leader, follower = trio.leader(), trio.follower()
+    before = leader.replica.engine.last_index
+    replies: list[ForwardReply] = []
+    trio.drop = lambda s, r, message: isinstance(message, ForwardReply) and bool(replies.append(message) or True)
+    leader.inbox.append(Received(follower.name, Forward((Proposal(7, "k", "me", follower.name, b"\x80\x04pickle"),))))
+    trio.run(0.1)
+    assert [reply.code for message in replies for reply in message.replies] == ["bad_request"]
+    assert leader.replica.engine.last_index == before
+
+
+def test_members_that_differ_at_one_revision_raise_an_alarm() -> None:
+    trio = Trio()
+    leader, follower = trio.leader(), trio.follower()
+    trio.write(leader, "v1")
+    trio.run(0.5)
+    leader.replica._reports[1] = b"\1" * 32
+    from raftmeta.log.messages import StateReport
+
+    leader.inbox.append(Received(follower.name, StateReport(1, b"\2" * 32)))
+    trio.run(0.1)
+    assert "alarm integrity" in leader.told
+
+
+def test_the_marker_is_used_up_by_the_first_commit_of_the_configuration() -> None:
+    trio = Trio()
+    trio.leader()
+    trio.run(1.0)
+    assert all("bootstrapped" in box.told for box in trio.boxes.values())
+    disks = {name: trio.stop(name) for name in ("m1", "m2", "m3")}
+    for name, disk in disks.items():
+        assert trio.boot(name, disk, None).replica.engine.configuration == trio.marker
+    trio.leader()
+
+
+def _with_a_flipped_bit(chunk: SnapshotChunk) -> SnapshotChunk:
+    data = bytearray(chunk.data)
+    data[len(data) // 2] ^= 1
+    return SnapshotChunk(chunk.term, chunk.index, chunk.index_term, chunk.size_bytes, chunk.sha256, chunk.offset, bytes(data), chunk.round)
