@@ -43,7 +43,7 @@ COMMANDS: dict[str, CommandInfo] = {
     "agent": CommandInfo(
         "node_agent.main:main",
         "Run the agent of one serving node",
-        "raftmeta agent --config ./agent.toml",
+        "raftmeta agent --config ./cluster/agents/node-a/agent.toml",
         RUN,
         "agent-hf",
     ),

@@ -28,7 +28,7 @@ MIN_DISTANCE = 2e-2  # between two versions' answers to any probe; twice what th
 MIN_STEPS, MAX_STEPS = 4, 80
 LEARNING_RATE = 5e-4
 TEMPERATURE = 0.05  # of the similarities in the loss, as usual for sentence encoders
-THREADS = 2
+THREADS = 1  # the members and agents start meanwhile, on perhaps two cores
 MAX_TOKENS = 64  # holds every sentence here
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}

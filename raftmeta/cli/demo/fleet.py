@@ -60,8 +60,8 @@ class Fleet:
         options = Options(token=connection.token(), ca_file=connection.ca_file, timeout_s=timeout_s)
         return Client(urls or connection.urls, options=options)
 
-    async def init(self, artifact_roots: Sequence[Path]) -> None:
-        words = ["init", str(self.directory), "--zones", ",".join(ZONES), "--base-port", "0"]
+    async def init(self, artifact_roots: Sequence[Path], arena_dir: Path) -> None:
+        words = ["init", str(self.directory), "--zones", ",".join(ZONES), "--base-port", "0", "--arena-dir", str(arena_dir)]
         for zone, node, _ in AGENTS:
             words += ["--agent", f"{zone}:{node}"]
         for root in artifact_roots:

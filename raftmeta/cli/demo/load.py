@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from raftmeta.cli.demo.measure import Sample
+from raftmeta.cli.demo.errors import DemoError
+from raftmeta.cli.demo.measure import Sample, percentile
 from raftmeta.client import strict_json
 from raftmeta.core.errors import RaftmetaError
 
@@ -46,7 +47,12 @@ class Target:
     model: str  # as the inference protocol calls it
     rate: float  # requests per second
     ca_file: Path | None = None
-    timeout_s: float = 20.0  # then it is lost
+    timeout_s: float = 40.0  # then it is lost; longer than the agent's own deadline, so that its answer is seen
+
+    def open(self) -> httpx.AsyncClient:
+        verify = ssl.create_default_context(cafile=str(self.ca_file)) if self.ca_file else False
+        limits = httpx.Limits(max_connections=MAX_OPEN, max_keepalive_connections=MAX_OPEN)
+        return httpx.AsyncClient(base_url=self.url, verify=verify, limits=limits, timeout=httpx.Timeout(self.timeout_s), trust_env=False)
 
 
 class Load:
@@ -62,10 +68,7 @@ class Load:
 
     async def run(self) -> None:
         """Send until `stop`, then wait for the open ones."""
-        verify = ssl.create_default_context(cafile=str(self.target.ca_file)) if self.target.ca_file else False
-        limits = httpx.Limits(max_connections=MAX_OPEN, max_keepalive_connections=MAX_OPEN)
-        timeout = httpx.Timeout(self.target.timeout_s)
-        async with httpx.AsyncClient(base_url=self.target.url, verify=verify, limits=limits, timeout=timeout, trust_env=False) as http:
+        async with self.target.open() as http:
             begin_s = time.monotonic()
             for number in range(MAX_SAMPLES):
                 due_s = begin_s + number / self.target.rate
@@ -94,11 +97,10 @@ class Load:
         task.add_done_callback(self._open.discard)
 
     async def _request(self, http: httpx.AsyncClient, probe: int, due_s: float) -> None:
-        body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [self._probes.texts[probe]]}]}
         label = ""
         try:
             async with asyncio.timeout(self.target.timeout_s):
-                response = await http.post(f"/v2/models/{self.target.model}/infer", json=body)
+                response = await ask(http, self.target.model, self._probes.texts[probe])
             if response.status_code == 200:
                 label, fault = judge(response.headers.get("x-raftmeta-version", ""), response.content, probe, self._probes)
                 outcome = "wrong" if fault else "ok"
@@ -111,6 +113,27 @@ class Load:
     def _keep(self, sample: Sample) -> None:
         self.samples.append(sample)
         self.recent.append(sample)
+
+
+async def ask(http: httpx.AsyncClient, model: str, text: str) -> httpx.Response:
+    body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
+    return await http.post(f"/v2/models/{model}/infer", json=body)
+
+
+async def service_time_s(target: Target, texts: Sequence[str], count: int) -> float:
+    """Median time of `count` requests one after the other. Raises DemoError when one is not answered."""
+    times = []
+    async with target.open() as http:
+        for number in range(count):
+            begin_s = time.monotonic()
+            try:
+                response = await ask(http, target.model, texts[number % len(texts)])
+            except httpx.HTTPError as cause:
+                raise DemoError(f"{target.url} does not answer: {type(cause).__name__}: {cause}") from cause
+            if response.status_code != 200:
+                raise DemoError(f"{target.url} answered {response.status_code}: {response.text[:200]}")
+            times.append(time.monotonic() - begin_s)
+    return percentile(times, 0.5)
 
 
 def judge(header_label: str, content: bytes, probe: int, probes: Probes) -> tuple[str, str]:

@@ -11,14 +11,14 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from raftmeta.cli.demo import measure, report
 from raftmeta.cli.demo.errors import DemoError
 from raftmeta.cli.demo.fleet import AGENTS, ZONES, Fleet
-from raftmeta.cli.demo.load import Load, Probes, Target
+from raftmeta.cli.demo.load import Load, Probes, Target, service_time_s
 from raftmeta.cli.demo.monitor import Monitor
 from raftmeta.cli.demo.processes import Child, Children, run_to_end
 from raftmeta.cli.demo.screen import Screen, step
@@ -28,7 +28,10 @@ from raftmeta.client import Client, Options, Reply
 from raftmeta.client.backoff import RetryPolicy
 
 RATE = 12.0  # requests per second and side; one worker with one thread answers a sentence in about 20 ms
-WARM_S = 2.0  # of load before anything is measured
+LEAST_RATE = 2.0
+BUSY = 0.35  # share of its time that a side may spend on answers: on a machine that is slower or shared, fewer are asked
+CALIBRATION = 40  # requests one after the other
+WARM_S = 1.0  # of load before anything is measured
 STEADY_S = 10.0
 ROLLOUT_S = 60.0
 WRITES = 25  # acknowledged before the kill, and again after it
@@ -41,12 +44,13 @@ DEPLOYMENT = "search"
 class Settings:
     model: str  # name of the published model
     source: Path  # directory of v1
-    directory: Path  # where everything lies
+    directory: Path  # where everything lies but the arenas
+    arena_dir: Path
     steady_s: float = STEADY_S
 
 
 class Story:
-    """State of one run; `tell` is the only way in."""
+    """State of one run; `run` is the only way in."""
 
     def __init__(self, settings: Settings, screen: Screen, children: Children) -> None:
         self.settings = settings
@@ -62,8 +66,12 @@ class Story:
         self._checks: list[report.Check] = []
         self._killed = ""
 
-    async def tell(self) -> report.Report:
-        """The whole story. Raises DemoError or RaftmetaError when a step does not work."""
+    def run(self) -> report.Report:
+        """The whole story, on its screen. Raises DemoError or RaftmetaError when a step does not work."""
+        with self._screen:
+            return asyncio.run(self._tell())
+
+    async def _tell(self) -> report.Report:
         begin_s = time.monotonic()
         out = self.settings.directory / "versions"
         tuning = self._children.start("finetune", ["-m", "raftmeta.cli.demo.finetune", str(self.settings.source), str(out)])
@@ -83,7 +91,7 @@ class Story:
 
     async def _start(self, out: Path) -> None:
         with step(self._screen, "make certificates and configuration: raftmeta init"):
-            await self.fleet.init([self.settings.source, out])
+            await self.fleet.init([self.settings.source, out], self.settings.arena_dir)
         with step(self._screen, "start three members, one per zone") as shown:
             for zone in ZONES:
                 self.fleet.start_member(zone)
@@ -116,8 +124,10 @@ class Story:
         answers = {label: tuple(map(tuple, rows)) for label, rows in reference["answers"].items()}
         probes = Probes(tuple(reference["probes"]), answers, TOLERANCE)
         nodes = await self.fleet.nodes(client)
-        for _, node, side in AGENTS:
-            self.loads.append(Load(Target(side, nodes[node]["url"], DEPLOYMENT, RATE, self.fleet.ca_file), probes))
+        targets = [Target(side, nodes[node]["url"], DEPLOYMENT, RATE, self.fleet.ca_file) for _, node, side in AGENTS]
+        slowest_s = max(await asyncio.gather(*(service_time_s(target, probes.texts, CALIBRATION) for target in targets)))
+        rate = max(LEAST_RATE, min(RATE, round(BUSY / slowest_s, 1)))
+        self.loads += [Load(replace(target, rate=rate), probes) for target in targets]
         running = [asyncio.create_task(load.run()) for load in self.loads]
         try:
             yield
@@ -127,7 +137,7 @@ class Story:
             await asyncio.gather(*running)
 
     async def _steady(self) -> measure.Window:
-        with step(self._screen, f"ask both sides {RATE:g} times a second on a fixed schedule") as shown:
+        with step(self._screen, f"ask both sides {self.loads[0].target.rate:g} times a second on a fixed schedule") as shown:
             await asyncio.sleep(WARM_S)
             window = measure.Window(time.monotonic(), time.monotonic() + self.settings.steady_s)
             await asyncio.sleep(self.settings.steady_s)
