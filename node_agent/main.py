@@ -14,11 +14,12 @@ from node_agent.config import AgentConfig
 from node_agent.runtime import Runtime, end_with_parent, start_log
 from raftmeta.core.errors import RaftmetaError
 
-EXIT_CONFIG = 2
+EXAMPLE = "Example: raftmeta agent --config ./cluster/agents/node-a/agent.toml"
+EXIT_CONFIG = 3  # as the command line's: a configuration file is wrong
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="raftmeta agent", description="Run the agent of one serving node.")
+    parser = argparse.ArgumentParser(prog="raftmeta agent", description="Run the agent of one serving node.", epilog=EXAMPLE)
     parser.add_argument("--config", type=Path, required=True, help="TOML file; every field can be overridden by RAFTMETA_AGENT_<FIELD>")
     for name in ("role", "index", "boot-id", "parent", "port", "listen-fd"):  # said by the supervisor to its children
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
