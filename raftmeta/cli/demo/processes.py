@@ -29,9 +29,10 @@ TAIL_LINES = 15
 class Child:
     """One started process."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, ends: bool) -> None:
         self.name = name
         self.log = log
+        self.ends = ends  # by itself, when its work is done
         self._process = process
 
     @property
@@ -76,7 +77,7 @@ class Children:
     def __exit__(self, *_: object) -> None:
         self.stop_all()
 
-    def start(self, name: str, arguments: Sequence[str]) -> Child:
+    def start(self, name: str, arguments: Sequence[str], ends: bool = False) -> Child:
         """Run `python ARGUMENTS` in the background; a name that was used before appends to its log."""
         log = self._log_dir / f"{name}.log"
         with log.open("ab") as output:
@@ -89,13 +90,13 @@ class Children:
                 start_new_session=True,
                 preexec_fn=_die_with(os.getpid()),
             )
-        child = Child(name, process, log)
+        child = Child(name, process, log, ends)
         self._running[name] = child
         return child
 
-    def fallen(self, expected: frozenset[str] = frozenset()) -> Child | None:
-        """A process that ended without being told to, apart from `expected` names."""
-        return next((child for name, child in self._running.items() if name not in expected and child.exit_code() is not None), None)
+    def fallen(self) -> Child | None:
+        """A process that ended and should not have."""
+        return next((child for child in self._running.values() if not child.ends and child.exit_code() is not None), None)
 
     def forget(self, child: Child) -> None:
         """It ended as intended."""

@@ -74,7 +74,7 @@ class Story:
     async def _tell(self) -> report.Report:
         begin_s = time.monotonic()
         out = self.settings.directory / "versions"
-        tuning = self._children.start("finetune", ["-m", "raftmeta.cli.demo.finetune", str(self.settings.source), str(out)])
+        tuning = self._children.start("finetune", ["-m", "raftmeta.cli.demo.finetune", str(self.settings.source), str(out)], ends=True)
         await self._start(out)
         async with self.fleet.client() as client, Monitor(self.fleet, self._screen.picture, self.loads):
             await self._first_version(client)
