@@ -104,6 +104,7 @@ class Tender:
         self._ready = False
         self._cancel = threading.Event()  # set while a fetch runs: stop it
         self._step: Step | None = None
+        self.idle = False  # the last look found nothing to do for the goal of now
         self.doing = ""
         self.trouble = ""
 
@@ -114,6 +115,7 @@ class Tender:
         if goal.order > self._seen_ns[0] and not goal.offline:
             self._seen_ns = goal.order, time.monotonic_ns()
         self._goal = goal
+        self.idle = False
         self._tries = 0
         if isinstance(self._step, Fetch) and not _wants(goal, self._step.target):
             self._cancel.set()
@@ -154,6 +156,7 @@ class Tender:
         behind = is_behind(made)
         if self.station.record.behind != behind:
             await asyncio.to_thread(self.station.remember, behind=behind)
+        self.idle = not made.steps and goal is self._goal
         if not made.steps:
             self.doing = ""
             self._trouble(made.refused)
@@ -322,10 +325,13 @@ def failure_of(cause: Exception) -> Failure:
 
 
 def _ends_change(step: Step, goal: Goal) -> bool:
-    """Does a rollout that is not decided yet depend on this step, and nothing that is committed?"""
+    """Does a rollout that is not decided yet depend on this step, and nothing that is committed?
+
+    Memory that rotted ends nothing: the slot was emptied, and the next plan stages it again.
+    """
     change = goal.change
     undecided = change is not None and change.phase in (Phase.PREPARING, Phase.SYNCING)
-    return change is not None and undecided and not isinstance(step, Attest) and step.target == change.to != goal.committed
+    return change is not None and undecided and not isinstance(step, Attest | Verify) and step.target == change.to != goal.committed
 
 
 def _wants(goal: Goal, target: Target) -> bool:

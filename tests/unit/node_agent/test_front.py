@@ -1,0 +1,352 @@
+"""The HTTP face of a node, in front of a worker and a control that are played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from node_agent.config import AgentConfig
+from node_agent.front import Front
+from node_agent.ipc import Server
+from node_agent.journal import DeploymentRecord, Journal
+from node_agent.messages import (
+    Family,
+    Fault,
+    GetMetrics,
+    GetStatus,
+    GetVector,
+    Infer,
+    Inferred,
+    Json,
+    Metrics,
+    Numbered,
+    Reply,
+    Sample,
+    Served,
+    SlotServed,
+    Tensor,
+    TensorSpec,
+    WorkerState,
+)
+from node_agent.plan import Target
+from node_agent.runtime import Runtime
+from raftmeta.core.types import SideName
+
+TEXT = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hello"]}]}
+SPECS = (TensorSpec("text", "BYTES", (-1,)),), (TensorSpec("embedding", "FP32", (-1, 2)),)
+PIN = Target("encoder", "1.0.0", "a" * 64, "b" * 64)
+RECORD = DeploymentRecord("search", "encoder", SideName.PRIMARY, "x.arena", "x.control", pin=PIN)
+
+
+class FakeWorker:
+    """A worker process, played over its real socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.label = "1.0.0"
+        self.calls: list[Infer] = []
+        self.hold: asyncio.Event | None = None
+        self.fault: tuple[int, str] | None = None
+        self._server = Server(self._answer, self.state)
+
+    def state(self) -> WorkerState:
+        slots = (SlotServed(0, self.label, "c" * 64), SlotServed(1, "0.9.0", "d" * 64))
+        return WorkerState(0, 1, (Served("search", slots, 0, *SPECS),))
+
+    async def start(self) -> None:
+        await self._server.start(self.path)
+
+    async def die(self) -> None:
+        await self._server.stop()
+        self._server = Server(self._answer, self.state)
+
+    async def _answer(self, call: Numbered) -> Reply:
+        if isinstance(call, GetMetrics):
+            sample = Sample("raftmeta_agent_worker_requests_total", {"worker": "0"}, 7.0)
+            return Metrics(call.number, (Family("raftmeta_agent_worker_requests", "Requests", "counter", (sample,)),))
+        assert isinstance(call, Infer)
+        self.calls.append(call)
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.fault is not None:
+            return Fault(call.number, self.fault[0], "x", self.fault[1])
+        data = np.array([[0.5, 0.25]], "<f4").tobytes()
+        return Inferred(call.number, call.version or self.label, "c" * 64, (Tensor("embedding", "FP32", (1, 2), data),))
+
+
+class FakeControl:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.asked: list[Numbered] = []
+        self.server = Server(self._answer, lambda: None)
+
+    async def _answer(self, call: Numbered) -> Reply:
+        self.asked.append(call)
+        if isinstance(call, GetVector) and call.deployment != "search":
+            return Fault(call.number, 404, "unknown_deployment", "not here")
+        if isinstance(call, GetMetrics):
+            return Metrics(call.number, ())
+        return Json(call.number, b'{"said":"control"}')
+
+
+class Scene:
+    def __init__(self, root: Path, **settings: Any) -> None:
+        values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": root, "request_deadline_s": 5}
+        self.runtime = Runtime(AgentConfig(**(values | settings)), "boot-1", 8100)
+        self.runtime.run_dir.mkdir(parents=True)
+        self.journal = Journal(root, "n1")
+        self.journal.put(RECORD)
+        self.worker = FakeWorker(self.runtime.worker_socket(0))
+        self.control = FakeControl(self.runtime.control_socket())
+
+    async def __aenter__(self) -> Scene:
+        await self.worker.start()
+        await self.control.server.start(self.control.path)
+        self.front = Front(self.runtime)
+        self.front.start()
+        transport = httpx.ASGITransport(self.front)  # type: ignore[arg-type]
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://node")
+        await self.until(lambda: self.front._workers[0].connected and self.front._control.connected and bool(self.front._workers[0].served))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.aclose()
+        await self.front.stop()
+        await self.worker.die()
+        await self.control.server.stop()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():
+                await asyncio.sleep(0.005)
+
+    async def infer(self, path: str = "/v2/models/search/infer", body: object = TEXT, **headers: str) -> httpx.Response:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.http.post(path, content=data, headers={"content-type": "application/json"} | headers)
+
+
+def run(tmp_path: Path, work: Callable[[Scene], Awaitable[None]], **settings: Any) -> None:
+    async def whole() -> None:
+        async with Scene(tmp_path / "store", **settings) as scene:
+            await work(scene)
+
+    asyncio.run(asyncio.wait_for(whole(), 30))
+
+
+def test_an_answer_names_the_version_that_computed_it(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        reply = await scene.infer()
+        assert reply.status_code == 200
+        assert reply.headers["x-raftmeta-version"] == reply.json()["model_version"] == "1.0.0"
+        assert reply.json()["model_name"] == "search"
+        assert reply.json()["outputs"][0] == {"name": "embedding", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 0.25]}
+        assert scene.worker.calls[0].inputs == (Tensor("text", "BYTES", (1,), ("hello",)),)
+
+    run(tmp_path, work)
+
+
+def test_a_pinned_path_asks_for_that_version(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        reply = await scene.infer("/v2/models/search/versions/0.9.0/infer")
+        assert reply.headers["x-raftmeta-version"] == "0.9.0"
+        scene.worker.fault = 409, "no slot of this node holds version 7"
+        reply = await scene.infer("/v2/models/search/versions/7/infer")
+        assert (reply.status_code, reply.json()) == (409, {"error": "no slot of this node holds version 7"})
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status"),
+    [
+        ("POST", "/v2/models/other/infer", b"{}", {}, 404),
+        ("GET", "/v2/models/other", b"", {}, 404),
+        ("GET", "/v2/models/search/infer", b"", {}, 405),
+        ("POST", "/v2/models/search", b"{}", {}, 405),
+        ("POST", "/v2/health/ready", b"{}", {}, 405),
+        ("GET", "/nothing", b"", {}, 404),
+        ("POST", "/v2/models/search/infer", b"{", {}, 400),
+        ("POST", "/v2/models/search/infer", b"{}", {"content-type": "text/plain"}, 415),
+        ("POST", "/v2/models/search/infer", b"{}", {"inference-header-content-length": "2"}, 415),
+        ("POST", "/v2/models/search/infer", b"x" * 5000, {}, 413),
+        ("GET", "/v2/models/search/versions/7", b"", {}, 409),
+    ],
+)
+def test_refusals_have_the_protocols_error_body(
+    tmp_path: Path, method: str, path: str, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    async def work(scene: Scene) -> None:
+        reply = await scene.http.request(method, path, content=body, headers={"content-type": "application/json"} | headers)
+        assert reply.status_code == status
+        assert set(reply.json()) == {"error"} and reply.json()["error"]
+        assert "x-raftmeta-version" not in reply.headers
+        assert scene.worker.calls == []
+
+    run(tmp_path, work, body_limit_bytes=4096)
+
+
+def test_a_body_announced_as_a_gigabyte_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            raise AssertionError("the body was read")
+
+        async def send(message: Any) -> None:
+            sent.append(dict(message))
+
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"1073741824")]
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/search/infer", "headers": headers, "query_string": b""}
+        await scene.front(scope, receive, send)
+        assert sent[0]["status"] == 413
+        assert (b"connection", b"close") in sent[0]["headers"]
+
+    run(tmp_path, work)
+
+
+def test_a_full_queue_answers_503_with_retry_after(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        scene.worker.hold = asyncio.Event()
+        tasks = [asyncio.create_task(scene.infer()) for _ in range(3)]
+        await scene.until(lambda: scene.front._dispatcher.queued == 2)
+        refused = await scene.infer()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        scene.worker.hold.set()
+        assert [reply.status_code for reply in await asyncio.gather(*tasks)] == [200] * 3
+
+    run(tmp_path, work, queue_limit=2, worker_depth=1)
+
+
+def test_a_request_survives_the_death_of_its_worker(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        scene.worker.hold = asyncio.Event()
+        task = asyncio.create_task(scene.infer())
+        await scene.until(lambda: bool(scene.worker.calls))
+        await scene.worker.die()
+        await scene.until(lambda: not scene.front._workers[0].connected)
+        scene.worker.hold = None
+        await scene.worker.start()
+        assert (await task).status_code == 200
+        assert len(scene.worker.calls) == 2
+
+    run(tmp_path, work)
+
+
+def test_requests_end_by_their_deadline_when_no_worker_comes_back(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.worker.die()
+        await scene.until(lambda: not scene.front._workers[0].connected)
+        reply = await scene.infer()
+        assert reply.status_code == 504
+
+    run(tmp_path, work, request_deadline_s=0.2)
+
+
+def test_control_away_changes_nothing_for_requests_and_is_said(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.control.server.stop()
+        await scene.until(lambda: not scene.front._control.connected)
+        assert (await scene.infer()).status_code == 200
+        assert (await scene.http.get("/v2/health/ready")).status_code == 200
+        status = await scene.http.get("/raftmeta/v1/status")
+        assert status.status_code == 503
+        assert status.headers["content-type"] == "application/problem+json"
+        assert "what serves goes on" in status.json()["detail"]
+        assert 'process_up{index="0",role="control"} 0.0' in (await scene.http.get("/metrics")).text
+
+    run(tmp_path, work)
+
+
+def test_questions_about_the_node_go_to_control(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        assert (await scene.http.get("/raftmeta/v1/slots")).json() == {"said": "control"}
+        await scene.http.get("/raftmeta/v1/vector/search", params={"entries": "1"})
+        await scene.http.get("/raftmeta/v1/vector/search", params={"blocks": "a.weight"})
+        kinds = [call for call in scene.control.asked if isinstance(call, GetStatus | GetVector)]
+        assert [type(call) for call in kinds] == [GetStatus, GetVector, GetVector]
+        assert [msgspec.structs.replace(call, number=0) for call in kinds[1:]] == [
+            GetVector(0, "search", True, ""),
+            GetVector(0, "search", False, "a.weight"),
+        ]
+        missing = await scene.http.get("/raftmeta/v1/vector/other")
+        assert (missing.status_code, missing.json()["code"]) == (404, "unknown_deployment")
+        for query in ("entries=2", "depth=1", "entries"):
+            assert (await scene.http.get(f"/raftmeta/v1/vector/search?{query}")).status_code == 400
+
+    run(tmp_path, work)
+
+
+def test_ready_says_why_not(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        async def reason() -> str:
+            reply = await scene.http.get("/v2/health/ready")
+            assert reply.status_code == (200 if reply.json()["ready"] else 503)
+            return str(reply.json().get("reason", ""))
+
+        assert await reason() == ""
+        assert (await scene.http.get("/v2/models/search/ready")).json() == {"name": "search", "ready": True}
+        scene.journal.put(msgspec.structs.replace(RECORD, behind=True))
+        assert "not verified on this node yet" in await reason()
+        assert (await scene.infer()).status_code == 200, "the old version goes on serving"
+        scene.journal.put(msgspec.structs.replace(RECORD, name="other", pin=None))
+        assert "other: no version was activated yet" in await reason()
+        scene.journal.drop("other")
+        scene.journal.drop("search")
+        assert "no deployment lists this node" in await reason()
+        assert (await scene.http.get("/v2/health/live")).status_code == 200
+        scene.journal.put(RECORD)
+        await scene.worker.die()
+        await scene.until(lambda: not scene.front._workers[0].connected)
+        assert "no worker serves it yet" in await reason()
+        scene.front.draining = True
+        assert "shutting down" in await reason()
+
+    run(tmp_path, work)
+
+
+def test_a_deployment_without_any_version_answers_at_once_instead_of_queueing(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        scene.journal.put(msgspec.structs.replace(RECORD, name="fresh", pin=None))
+        reply = await scene.infer("/v2/models/fresh/infer")
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
+
+    run(tmp_path, work)
+
+
+def test_metadata_lists_the_versions_held_and_what_the_model_takes(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        reply = await scene.http.get("/v2/models/search")
+        assert reply.headers["x-raftmeta-version"] == "1.0.0"
+        assert reply.json() == {
+            "name": "search",
+            "versions": ["0.9.0", "1.0.0"],
+            "platform": "raftmeta",
+            "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+            "outputs": [{"name": "embedding", "datatype": "FP32", "shape": [-1, 2]}],
+        }
+        server = (await scene.http.get("/v2")).json()
+        assert server["name"] == "raftmeta" and server["extensions"] == []
+
+    run(tmp_path, work)
+
+
+def test_one_metrics_page_covers_the_tree_and_never_names_a_version(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.infer()
+        page = (await scene.http.get("/metrics")).text
+        assert 'raftmeta_agent_worker_requests_total{worker="0"} 7.0' in page
+        assert 'raftmeta_agent_requests_total{deployment="search",status="200"} 1.0' in page
+        assert "raftmeta_agent_ready 1.0" in page
+        assert "1.0.0" not in page
+        families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
+        assert len(families) == len(set(families))
+
+    run(tmp_path, work)

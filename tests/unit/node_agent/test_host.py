@@ -1,0 +1,276 @@
+"""What a worker answers with: only modules of verified slots, under the gate, with the label of what computed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from node_agent.binding import SlotViews
+from node_agent.engine.port import BadInput, EngineFault
+from node_agent.host import Host
+from node_agent.messages import (
+    Acknowledge,
+    Answering,
+    Done,
+    Fault,
+    Infer,
+    Inferred,
+    Load,
+    Loaded,
+    Release,
+    SlotServed,
+    Tensor,
+    TensorSpec,
+)
+from node_agent.plan import Order
+from node_agent.refusal import Refusal
+from node_agent.station import Station
+from tests.support.agent_memory import NodeMemory
+from tests.support.small_version import Version, make_version
+
+
+class FakeInstance:
+    """Answers with the first byte of tensor `a`, read from the slot at that moment."""
+
+    inputs = (TensorSpec("x", "INT64", (-1,)),)
+    outputs = (TensorSpec("y", "UINT8", (1,)),)
+    derived: Mapping[str, str] = {"table": "d" * 64}
+
+    def __init__(self, views: SlotViews) -> None:
+        self._views = views
+        self.during: Callable[[], None] = lambda: None
+        self.moved = False
+
+    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> tuple[Tensor, ...]:
+        if inputs and inputs[0].name != "x":
+            raise BadInput("takes x")
+        self.during()
+        value = bytes(self._views["a"][:1].numpy())
+        return (Tensor("y", "UINT8", (1,), value),)
+
+    def warm(self) -> None:
+        if bytes(self._views["a"][:1].numpy()) == b"!":
+            raise EngineFault("warmup_failed", "a value that is not finite")
+
+    def check(self) -> None:
+        if self.moved:
+            raise Refusal("derived_changed", "derived tensors", "the bytes at binding", "others")
+
+
+class FakeEngine:
+    made: list[FakeInstance] = []
+
+    def load(self, version_dir: Path, views: SlotViews, unbound: Sequence[str]) -> FakeInstance:
+        assert (version_dir / "config.json").is_file()
+        instance = FakeInstance(views)
+        self.made.append(instance)
+        return instance
+
+
+class Scene:
+    def __init__(self, root: Path, arena_dir: Path) -> None:
+        self.memory = NodeMemory(root / "store", arena_dir)
+        self.versions = {n: make_version(root / f"v{n}", f"{n}.0.0", {"a": str(n).encode() * 100, "b": b"b" * 50}) for n in (1, 2, 3)}
+        for version in self.versions.values():
+            self.memory.fetch(version)
+        self.station: Station = self.memory.station()
+        self.station.make_room(self.versions[1].manifest)
+        FakeEngine.made.clear()
+        self.host = self.fresh_host()
+
+    def fresh_host(self, worker: int = 0) -> Host:
+        return Host(worker, (self.memory.root, self.memory.arena_dir), self.memory.store, {"fake": FakeEngine})
+
+    def stage(self, number: int, slot: int) -> Version:
+        version = self.versions[number]
+        self.station.stage(version.target, slot, Order(1, number), "", 0)
+        return version
+
+    def load(self, number: int, slot: int) -> object:
+        target = self.versions[number].target
+        return self.host.load(Load(1, "search", slot, target.label, target.checksum))
+
+    def switch(self, number: int, slot: int, revision: int) -> None:
+        self.station.switch(self.versions[number].target, slot, Order(1, revision), 0)
+
+    def infer(self, version: str = "", name: str = "x") -> object:
+        return self.host.infer(Infer(1, "search", version, (Tensor(name, "INT64", (1,), bytes(8)),), ()))
+
+
+@pytest.fixture
+def scene(tmp_path: Path, shm: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path, shm)
+    yield made
+    FakeEngine.made.clear()
+    made.host.close()
+    made.station.close()
+
+
+def answer(reply: object) -> tuple[str, bytes]:
+    assert isinstance(reply, Inferred), reply
+    data = reply.outputs[0].data
+    assert isinstance(data, bytes)
+    return reply.version, data
+
+
+def code(reply: object) -> str:
+    assert isinstance(reply, Fault), reply
+    return reply.code
+
+
+def test_the_answer_carries_the_label_of_the_slot_that_computed_it(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.stage(2, 1)
+    assert isinstance(scene.load(1, 0), Loaded) and isinstance(scene.load(2, 1), Loaded)
+    scene.switch(1, 0, 5)
+    assert answer(scene.infer()) == ("1.0.0", b"1")
+    scene.switch(2, 1, 6)
+    assert answer(scene.infer()) == ("2.0.0", b"2")
+
+
+def test_nothing_is_answered_before_the_first_switch_although_slots_are_loaded(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    assert code(scene.infer()) == "not_loaded"
+    assert code(scene.host.acknowledge(Acknowledge(1, "search"))) == "not_loaded"
+
+
+def test_an_active_slot_that_is_not_loaded_here_is_not_answered_from(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.stage(2, 1)
+    scene.load(2, 1)
+    scene.switch(1, 0, 5)
+    assert code(scene.infer()) == "not_loaded"
+    scene.load(1, 0)
+    assert answer(scene.infer()) == ("1.0.0", b"1")
+
+
+def test_a_slot_whose_record_no_longer_says_verified_does_not_serve(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    scene.switch(1, 0, 5)
+    assert scene.station._arena is not None
+    scene.station._arena.mark_empty(0)
+    assert code(scene.infer()) == "not_loaded"
+    assert code(scene.infer("1.0.0")) == "version_not_held"
+
+
+def test_a_pinned_version_is_served_from_the_slot_that_holds_it_and_refused_otherwise(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.stage(2, 1)
+    scene.load(1, 0)
+    scene.load(2, 1)
+    scene.switch(2, 1, 5)
+    assert answer(scene.infer("2.0.0")) == ("2.0.0", b"2")
+    assert answer(scene.infer("1.0.0")) == ("1.0.0", b"1")
+    refused = scene.infer("9.0.0")
+    assert code(refused) == "version_not_held"
+    assert isinstance(refused, Fault) and refused.status == 409 and "1.0.0, 2.0.0" in refused.detail
+
+
+def test_a_pinned_answer_computed_while_its_slot_was_rewritten_is_thrown_away(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.stage(2, 1)
+    scene.load(1, 0)
+    scene.load(2, 1)
+    scene.switch(2, 1, 5)
+    FakeEngine.made[0].during = lambda: (scene.stage(3, 0), None)[1]
+    assert code(scene.infer("1.0.0")) == "version_not_held"
+
+
+def test_a_released_slot_is_forgotten_and_the_other_goes_on(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.stage(2, 1)
+    scene.load(1, 0)
+    scene.load(2, 1)
+    scene.switch(2, 1, 5)
+    assert isinstance(scene.host.release(Release(1, "search", 0)), Done)
+    assert code(scene.infer("1.0.0")) == "version_not_held"
+    assert answer(scene.infer()) == ("2.0.0", b"2")
+
+
+def test_releasing_the_deployment_gives_the_memory_back_and_it_can_be_loaded_again(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    scene.switch(1, 0, 5)
+    assert isinstance(scene.host.release(Release(1, "search", -1)), Done)
+    assert scene.host.served() == ()
+    assert scene.station.block.attached() == ()
+    assert isinstance(scene.load(1, 0), Loaded)
+    assert answer(scene.infer()) == ("1.0.0", b"1")
+
+
+def test_loading_refuses_a_slot_that_holds_another_version(scene: Scene) -> None:
+    scene.stage(1, 0)
+    assert code(scene.load(2, 0)) == "slot_not_verified"
+    assert code(scene.load(1, 1)) == "slot_not_verified"
+    assert all(served.slots == () for served in scene.host.served())
+
+
+def test_loading_twice_checks_the_module_and_does_not_bind_again(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    assert isinstance(scene.load(1, 0), Loaded)
+    assert len(FakeEngine.made) == 1
+    FakeEngine.made[0].moved = True
+    assert code(scene.load(1, 0)) == "derived_changed"
+
+
+def test_a_module_that_fails_to_warm_up_is_not_served(scene: Scene, tmp_path: Path) -> None:
+    broken = make_version(tmp_path / "broken", "4.0.0", {"a": b"!" * 100, "b": b"b" * 50})
+    scene.memory.fetch(broken)
+    scene.versions[4] = broken
+    scene.stage(4, 1)
+    assert code(scene.load(4, 1)) == "warmup_failed"
+    assert all(served.slots == () for served in scene.host.served())
+
+
+def test_a_deployment_that_the_record_does_not_name_is_not_loaded(scene: Scene) -> None:
+    assert code(scene.host.load(Load(1, "other", 0, "1.0.0", "c"))) == "not_bindable"
+    assert code(scene.host.infer(Infer(1, "other", "", (), ()))) == "not_loaded"
+
+
+def test_an_engine_that_this_build_lacks_is_refused_by_name(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.host.close()
+    scene.host = Host(0, (scene.memory.root, scene.memory.arena_dir), scene.memory.store, {})
+    reply = scene.load(1, 0)
+    assert code(reply) == "not_bindable" and isinstance(reply, Fault) and "fake" in reply.detail
+
+
+def test_bad_input_is_the_requests_fault_and_keeps_the_gate_clean(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    scene.switch(1, 0, 5)
+    reply = scene.infer(name="z")
+    assert isinstance(reply, Fault) and (reply.status, reply.code) == (400, "bad_input")
+    assert scene.station._switch.in_flight(0) == 0
+
+
+def test_acknowledging_says_what_the_next_request_gets(scene: Scene) -> None:
+    version = scene.stage(1, 0)
+    scene.load(1, 0)
+    scene.switch(1, 0, 5)
+    reply = scene.host.acknowledge(Acknowledge(1, "search"))
+    assert reply == Answering(1, 0, "1.0.0", version.target.checksum)
+    assert scene.station._switch.acknowledged(1)
+
+
+def test_a_restarted_worker_loads_what_the_record_and_the_slots_say_by_itself(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.stage(2, 1)
+    scene.switch(2, 1, 5)
+    again = scene.fresh_host(worker=1)
+    assert again.load_all() == []
+    served = again.served()[0]
+    assert [slot for slot in served.slots] == [
+        SlotServed(0, "1.0.0", scene.versions[1].target.checksum),
+        SlotServed(1, "2.0.0", scene.versions[2].target.checksum),
+    ]
+    assert served.active == 1
+    FakeEngine.made.clear()
+    again.close()
