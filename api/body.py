@@ -6,6 +6,8 @@ taken: no other media type, no content coding (a compressed body could hide any 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
 
 from api.operation import Receive
@@ -53,16 +55,16 @@ async def read(receive: Receive, limit: int) -> bytes:
     raise ClientGone
 
 
-async def drain(receive: Receive, limit: int) -> None:
-    """Reads and drops what is left of a refused body, up to a bound, so that the client sees the answer before the connection ends."""
+async def drain(receive: Receive, limit: int, limit_s: float) -> None:
+    """Reads and drops what is left of a refused body, within bounds, so that the client sees the answer before the connection ends."""
     size = 0
-    while size <= limit:
-        message = await receive()
-        if message["type"] != "http.request":
-            return
-        size += len(message.get("body", b""))
-        if not message.get("more_body", False):
-            return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while size <= limit:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
 
 
 def _refuse_beyond(size: int, limit: int) -> None:

@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 ROOT = "/v1/"
 DRAIN_BYTES = 1 << 20  # of a refused body: what a client has under way before it reads the answer
+DRAIN_S = 1.0
 _STATIC: tuple[Header, ...] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 _LABEL_PARAMETERS = frozenset({"label"})
 
@@ -47,7 +48,7 @@ async def serve(service: Service, operation: Operation, params: Mapping[str, str
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     if reply.code == "body_too_large":
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
-        await body.drain(receive, DRAIN_BYTES)
+        await body.drain(receive, DRAIN_BYTES, DRAIN_S)
         await send({"type": "http.response.body", "body": b""})
     else:
         await send({"type": "http.response.body", "body": reply.body})

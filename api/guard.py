@@ -26,6 +26,7 @@ class HttpLimits(msgspec.Struct, frozen=True):
     body_s: float = 10.0  # grace for a body, to which its bytes add time
     body_bytes_per_s: int = 16 << 10  # slower than this is no client
     read_s: float = 15.0  # a reader who takes no byte of a waiting reply
+    handshake_s: float = 5.0  # of TLS, and of its end
     sweep_s: float = 1.0
 
 

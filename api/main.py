@@ -22,6 +22,7 @@ from api import app
 from api.guard import HttpLimits
 from api.server import Listen, Server, make_server
 from api.service import ApiLimits, Service
+from api.tls import ServerTls
 from raftmeta import config as configuration
 from raftmeta.addresses import split_address
 from raftmeta.cli.exits import Exit
@@ -88,7 +89,8 @@ async def _serve(settings: ServerConfig, member: Member) -> None:
     api_limits = ApiLimits(max_body_bytes=limits.body_bytes, max_in_flight=limits.requests)
     service = Service(member, asyncio.get_running_loop(), api_limits)
     host, port = split_address(settings.api.listen)
-    listen = Listen(host, port, settings.api.certificate, settings.api.key)
+    certificate, key = settings.api.certificate, settings.api.key
+    listen = Listen(host, port, ServerTls(certificate, key) if certificate and key else None)
     http = HttpLimits(max_connections=limits.requests + limits.watchers)
     server = make_server(app.build(service), listen, http, lambda: _begin_end(service))
     member.on_failed = lambda: _end(server)
@@ -96,8 +98,6 @@ async def _serve(settings: ServerConfig, member: Member) -> None:
         await server.serve()
     finally:
         service.close()
-    if not server.started:
-        raise RaftmetaError("internal", f"the API could not listen on {settings.api.listen}; is another process there?")
 
 
 def _begin_end(service: Service) -> None:

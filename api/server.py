@@ -1,55 +1,83 @@
 """uvicorn, run for one application in the main thread: guarded connections, an orderly end.
 
-On SIGTERM or SIGINT the member turns not ready and stops listening, watches end, requests in flight get a bounded time, and `run` returns,
-so that whoever called it can stop the rest in order; a second signal ends the waiting. uvicorn itself would raise the signal again.
+On SIGTERM or SIGINT the member turns not ready and stops listening, watches end, requests in flight get a bounded time, and `serve`
+returns, so that whoever called it can stop the rest in order; a second signal ends the waiting. uvicorn itself would raise the signal
+again, and would let a TLS handshake take a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
 import msgspec
+import structlog
 import uvicorn
 
 from api.guard import HttpLimits, guarded, sweep
+from api.tls import ServerTls
+from raftmeta.addresses import join_address
+from raftmeta.core.errors import RaftmetaError
+
+log = structlog.get_logger(__name__)
+
+BACKLOG = 1_024
 
 
 class Listen(msgspec.Struct, frozen=True):
     host: str
     port: int  # 0: any free one
-    certificate: Path | None = None  # PEM chain; None: plain HTTP
-    key: Path | None = None
+    tls: ServerTls | None = None  # None: plain HTTP
     grace_s: int = 10  # for requests in flight when the process is asked to end
 
 
 class Server(uvicorn.Server):
     """`on_stop` is called on the event loop once, before connections are asked to end."""
 
-    def __init__(self, config: uvicorn.Config, limits: HttpLimits, on_stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, limits: HttpLimits, listener: socket.socket, on_stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._limits = limits
+        self._listener = listener
         self._on_stop = on_stop
-        self._sweep: asyncio.Task[None] | None = None
+        self.port = int(listener.getsockname()[1])
+        self.helpers: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run beside the server until it ends
+        self._helping: list[asyncio.Task[None]] = []
 
-    @property
-    def port(self) -> int:
-        """The port that it listens on, once started."""
-        return int(self.servers[0].sockets[0].getsockname()[1])
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().serve()
 
-    async def startup(self, sockets: list[Any] | None = None) -> None:
-        await super().startup(sockets)
-        self._sweep = asyncio.ensure_future(sweep(self.server_state.connections, self._limits))
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config = self.config
+        handshake_s = self._limits.handshake_s if config.is_ssl else None
+        loop = asyncio.get_running_loop()
+        await self.lifespan.startup()
+        server = await loop.create_server(
+            self._connection,
+            sock=self._listener,
+            ssl=config.ssl,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=handshake_s,
+            ssl_shutdown_timeout=handshake_s,
+        )
+        self.servers = [server]
+        self.started = True
+        self._helping = [asyncio.ensure_future(helper()) for helper in self.helpers]
+        host = self._listener.getsockname()[0]
+        log.info("listening", address=join_address(host, self.port), tls=self.config.is_ssl)
 
-    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+    def _connection(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
         await super().shutdown(sockets)
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for task in self._helping:
+            task.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -58,10 +86,10 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: Any, listen: Listen, limits: HttpLimits, on_stop: Callable[[], None]) -> Server:
+    """A server that holds its port already. Raises RaftmetaError when the port cannot be had."""
+    tls = listen.tls
     config = uvicorn.Config(
         app,
-        host=listen.host,
-        port=listen.port,
         loop="uvloop",
         http=guarded(limits),
         ws="none",
@@ -72,15 +100,23 @@ def make_server(app: Any, listen: Listen, limits: HttpLimits, on_stop: Callable[
         server_header=False,
         timeout_keep_alive=30,  # longer than the pause between an agent's heartbeats
         timeout_graceful_shutdown=listen.grace_s,
-        backlog=1_024,
-        ssl_certfile=listen.certificate,
-        ssl_keyfile=listen.key,
-        ssl_context_factory=_tls13 if listen.certificate else None,
+        backlog=BACKLOG,
+        ssl_context_factory=(lambda _config, _make: _context_of(tls)) if tls else None,
     )
-    return Server(config, limits, on_stop)
+    server = Server(config, limits, _bind(listen.host, listen.port), on_stop)
+    server.helpers.append(lambda: sweep(server.server_state.connections, limits))
+    if tls is not None:
+        server.helpers.append(tls.follow)
+    return server
 
 
-def _tls13(config: uvicorn.Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-    context = make()
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    return context
+def _context_of(tls: ServerTls) -> ssl.SSLContext:
+    return tls.context
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as cause:
+        raise RaftmetaError("bad_field", f"the API cannot listen on {join_address(host, port)}: {cause}") from cause

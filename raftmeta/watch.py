@@ -19,7 +19,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.events import Event
 
 _encode = msgspec.msgpack.Encoder().encode
-_SUMMARY_BYTES = 1_500  # upper bound of a model's or version's record, whose fields are bounded by the core
+_FIXED_BYTES = {"model": 700, "version": 1_900}  # upper bounds of a record with its rendered form, whose fields the core bounds
 _EVENT_BYTES = 400  # the objects around one event: event, strings, place in the ring
 
 
@@ -254,9 +254,8 @@ def _by_revision(events: Sequence[Event]) -> list[Change]:
 def _size(event: Event) -> int:
     if event.value is None:
         return _EVENT_BYTES
-    if event.kind in ("model", "version"):
-        return _EVENT_BYTES + _SUMMARY_BYTES
-    return _EVENT_BYTES + 2 * len(_encode(event.value))  # packed, the record and its rendered form
+    fixed = _FIXED_BYTES.get(event.kind)  # what a publish writes: measured by nobody
+    return _EVENT_BYTES + (fixed or 3 * len(_encode(event.value)))  # packed, a record takes about half of its rendered form
 
 
 def _revision_of(change: Change) -> int:

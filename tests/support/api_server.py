@@ -20,6 +20,7 @@ from api.schemas.bodies import PublishBody
 from api.server import Listen, Server, make_server
 from api.service import ApiLimits, Service
 from api.strict_json import Body
+from api.tls import ServerTls
 from raftmeta.core.commands import DeclareDeployment
 from raftmeta.core.types import Policy, Side
 from tests.support.fake_log import FakeMember
@@ -49,7 +50,10 @@ class Running:
 
 @contextmanager
 def running(
-    limits: HttpLimits = SHORT, api_limits: ApiLimits | None = None, prepare: Callable[[FakeMember], None] = lambda _: None
+    limits: HttpLimits = SHORT,
+    api_limits: ApiLimits | None = None,
+    prepare: Callable[[FakeMember], None] = lambda _: None,
+    tls: ServerTls | None = None,
 ) -> Iterator[Running]:
     """A server on a free port, and its orderly end."""
     started: list[Running] = []
@@ -59,7 +63,7 @@ def running(
         member = FakeMember()
         prepare(member)
         service = Service(member, asyncio.get_running_loop(), api_limits, now_ms=lambda: member.log.now_ms)
-        server = make_server(app.build(service), Listen("127.0.0.1", 0, grace_s=2), limits, lambda: _end(service))
+        server = make_server(app.build(service), Listen("127.0.0.1", 0, tls, grace_s=2), limits, lambda: _end(service))
         task = asyncio.create_task(server.serve())
         async with asyncio.timeout(5):
             while not server.started:

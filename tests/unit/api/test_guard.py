@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.guard import GuardedProtocol, HttpLimits, guarded
+from api.guard import HttpLimits, guarded
 from raftmeta.core.commands import Body as Command
 from raftmeta.core.commands import RecordVerdict
 from tests.support.api_server import Running, declare, running, wait_until
@@ -76,14 +76,25 @@ def test_a_connection_that_says_nothing_is_cut() -> None:
 
 
 def test_a_body_that_keeps_coming_at_a_fair_pace_is_no_slow_client() -> None:
-    with running(HttpLimits(body_s=0.2, body_bytes_per_s=1_000, sweep_s=0.02)) as server, server.connect() as connection:
-        body = json.dumps({"manifest": manifest()}).encode()
-        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body))
-        pause = threading.Event()
-        for at in range(0, len(body), 100):
-            pause.wait(0.04)  # 2,500 bytes per second, for longer than the grace
-            connection.sendall(body[at : at + 100])
-        assert connection.recv(65_536).startswith(b"HTTP/1.1 201")
+    protocol = protocol_with(HttpLimits(body_s=10, body_bytes_per_s=1_000))
+    protocol._head_since, protocol._body_since, protocol._body_bytes = None, 0.0, 0
+    seen = []
+    for now in range(0, 100, 5):  # longer than the grace, at 1,200 bytes per second
+        protocol._body_bytes = 1_200 * now
+        seen.append(protocol.overdue(now))
+    assert not any(seen)
+    assert not protocol.overdue(124)
+    assert protocol.overdue(125)
+
+
+def test_a_body_that_waits_for_us_is_no_slow_client() -> None:
+    protocol = protocol_with(HttpLimits(body_s=10, body_bytes_per_s=1_000))
+    protocol._head_since, protocol._body_since, protocol._body_bytes = None, 0.0, 0
+    protocol.flow.read_paused = True
+    assert not protocol.overdue(1_000)
+    protocol.flow.read_paused = False
+    assert not protocol.overdue(1_009)
+    assert protocol.overdue(1_011)
 
 
 @pytest.mark.parametrize(
@@ -178,22 +189,29 @@ def test_on_its_way_down_a_server_ends_watches_and_finishes_requests() -> None:
         writer.close()
 
 
-class Transport:
-    """Just enough of a transport to look at one decision."""
+def protocol_with(limits: HttpLimits) -> Any:
+    """A connection that was never made: enough to judge times."""
 
-    def __init__(self, unread: int) -> None:
-        self.unread = unread
+    class Transport:
+        unread = 0
 
-    def get_write_buffer_size(self) -> int:
-        return self.unread
+        def get_write_buffer_size(self) -> int:
+            return self.unread
+
+    class Flow:
+        read_paused = False
+
+    protocol: Any = object.__new__(guarded(limits))
+    protocol._unread_bytes, protocol._unread_since = 0, 0.0
+    protocol._head_since = protocol._body_since = None
+    protocol.transport, protocol.flow = Transport(), Flow()
+    return protocol
 
 
 def test_a_reader_who_takes_some_bytes_now_and_then_is_not_cut() -> None:
-    protocol: Any = object.__new__(guarded(HttpLimits(read_s=10)))
-    protocol._unread_bytes, protocol._unread_since = 0, 0.0
-    protocol.transport = Transport(1_000)
+    protocol = protocol_with(HttpLimits(read_s=10))
     seen = []
     for now, unread in ((0, 1_000), (9, 1_000), (11, 900), (20, 900), (22, 1_500), (31, 1_500)):
         protocol.transport.unread = unread
-        seen.append(GuardedProtocol._is_unread(protocol, now))
+        seen.append(protocol.overdue(now))
     assert seen == [False, False, False, False, True, True]
