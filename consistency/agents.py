@@ -132,7 +132,7 @@ class HttpAgents:
                     return await self._send(f"{address}/raftmeta/v1/vector/{quote(deployment, safe='')}", params)
             except TimeoutError as cause:
                 raise AgentFault("timed_out", f"{address} did not answer within {self._options.timeout_s:g} s") from cause
-            except httpx.HTTPError as cause:
+            except (httpx.HTTPError, ValueError) as cause:  # ValueError: a host name that cannot be encoded
                 untrusted = _certificate_fault(cause)
                 if untrusted:
                     raise AgentFault("untrusted", f"{address}: its certificate is not trusted here: {untrusted}") from cause
@@ -176,7 +176,9 @@ def _checked(url: str, token: str | None) -> str:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as cause:
         raise AgentFault("insecure_url", f"{url[:200]!r} is no URL: {cause}") from cause
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
+    has_more = parsed.userinfo or parsed.query or parsed.fragment
+    # The library would end a port that is none in an error of its own kind.
+    if parsed.scheme not in ("http", "https") or not parsed.host or not 1 <= (parsed.port or 1) <= 65_535 or has_more:
         raise AgentFault("insecure_url", f"{url[:200]!r} is not http(s)://host:port without user, query and fragment")
     if token and parsed.scheme != "https" and not _is_this_machine(parsed.host):
         raise AgentFault("insecure_url", f"{url[:200]!r} is not https, so the token is not sent there")

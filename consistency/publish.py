@@ -11,6 +11,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,7 @@ from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.client import STALE, Reply
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import LABEL, NAME, Manifest
 
 _PLAIN_STEP = 10  # percent between two plain lines
@@ -76,7 +78,8 @@ def _publish(options: PublishOptions) -> int:
 
 async def _send(options: PublishOptions, manifest: Manifest) -> Reply:
     async with options.connect() as client:
-        await client.cluster(STALE)  # opens the connection, so that commit_ms is the time of the quorum's decision
+        with suppress(RaftmetaError):  # whoever may publish need not be allowed to look
+            await client.cluster(STALE)  # opens the connection, so that commit_ms is the time of the quorum's decision
         begin = time.perf_counter()
         reply = await client.publish(options.model, options.label, manifest)
         reply["commit_ms"] = round((time.perf_counter() - begin) * 1e3, 3)

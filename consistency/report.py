@@ -53,26 +53,35 @@ def _head(verdict: Verdict) -> Iterator[str]:
     yield f"{_cut(title, room):<{room}} {verdict.verdict.upper()}"
     yield "=" * WIDTH
     if verdict.checksum:
-        yield f"checksum {verdict.checksum[:_SHORT]}   vector root {verdict.vector_root[:_SHORT]}   revision {verdict.revision}"
+        digests = f"checksum {verdict.checksum[:_SHORT]}   vector root {verdict.vector_root[:_SHORT]}"
+        yield _cut(_safe(f"{digests}   revision {verdict.revision}"), WIDTH)
 
 
 def _figures(verdict: Verdict) -> Iterator[str]:
     ratio = verdict.mismatch_ratio
-    different = "unknown" if ratio is None else f"{verdict.tensors_different} of {verdict.tensors_total} = {100 * ratio:.2f} %"
     rows = [
         ("", "PRIMARY", "STANDBY", "LIMIT"),
         ("active models", _number(verdict.models_primary), _number(verdict.models_standby), "as decided"),
         ("mean version lag", _ms(verdict.lag_ms_primary), _ms(verdict.lag_ms_standby), f"{verdict.limits.lag_ms:g} ms apart"),
-        ("tensors different", different, "", "0.00 %"),
+        ("tensors different", _different(verdict, "primary"), _different(verdict, "standby"), "0"),
+        ("share of tensors", "unknown" if ratio is None else f"{100 * ratio:.2f} %", "", "0.00 %"),
     ]
     yield from _columns(rows, (20, 26, 26, 20))
+
+
+def _different(verdict: Verdict, side: str) -> str:
+    """Of the node of the side that differs most."""
+    told = [node for node in verdict.nodes if node.side == side and node.equal_to_manifest is not None]
+    if verdict.mismatch_ratio is None or not told:
+        return "unknown" if any(node.side == side for node in verdict.nodes) else "-"
+    return f"{max(node.tensors_different for node in told)} of {verdict.tensors_total}"
 
 
 def _nodes(verdict: Verdict) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("NODE", "SIDE", "ZONE", "VERSION", "SLOT", "VECTOR ROOT", "MEMORY")]
     rows += [_node_row(node) for node in verdict.nodes]
     if verdict.nodes:
-        yield from _columns(rows, (20, 8, 12, 16, 5, _SHORT, 18))
+        yield from _columns(rows, (20, 8, 12, 16, 5, _SHORT, 15))  # with their gaps exactly WIDTH
 
 
 def _node_row(node: NodeSummary) -> tuple[str, ...]:
@@ -85,7 +94,7 @@ def _node_row(node: NodeSummary) -> tuple[str, ...]:
         memory = "as published"
     else:
         memory = f"{node.tensors_different} differ" if node.tensors_different else "differs"
-    return (*where, _safe(node.version) or "-", str(node.slot), node.vector_root[:_SHORT], memory)
+    return (*where, _safe(node.version) or "-", _safe(str(node.slot)), _safe(node.vector_root[:_SHORT]), memory)
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
@@ -107,14 +116,12 @@ def _findings(verdict: Verdict) -> Iterator[str]:
 
 
 def _place(finding: Finding) -> str:
-    parts = [finding.code]
-    if finding.node:
-        parts.append(f"on {_safe(finding.node)}")
+    parts = [f"node {_safe(finding.node)}"] if finding.node else ["both sides"]
     if finding.tensor:
         parts.append(f"tensor {_safe(finding.tensor)}")
     if finding.block >= 0:
         parts.append(f"block {finding.block}")
-    return " ".join(parts)
+    return f"({finding.code}) {', '.join(parts)}"
 
 
 def _version(verdict: Verdict) -> str:

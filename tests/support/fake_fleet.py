@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from consistency import vector
 from consistency.agents import AgentFault
@@ -29,9 +29,12 @@ TensorBytes = dict[str, tuple[str, tuple[int, ...], bytearray]]
 
 
 def weights(seed: int = 1) -> TensorBytes:
-    rng = np.random.default_rng(seed)
+    """Any bytes will do as numbers; these are the same everywhere."""
     shapes = {"embed.weight": (100, 700), "layer.0.weight": (40, 50), "layer.0.bias": (50,), "norm": ()}
-    return {name: ("F32", shape, bytearray(rng.normal(0, 1, shape).astype("<f4").tobytes())) for name, shape in shapes.items()}
+    return {
+        name: ("F32", shape, bytearray(hashlib.shake_128(f"{seed} {name}".encode()).digest(4 * math.prod(shape))))
+        for name, shape in shapes.items()
+    }
 
 
 def manifest_of(tensors: TensorBytes) -> Manifest:
@@ -200,7 +203,7 @@ def routes(fleet: FakeFleet) -> dict[tuple[str, str], Route]:
 
     get("/v1/deployments", lambda: {"items": list(fleet.deployments.values()), "next": None})
     get("/v1/nodes", lambda: {"items": [{"node": node, "url": url} for node, url in fleet.urls.items()]})
-    for name in fleet.deployments:
+    for name in {*fleet.deployments, "another"}:
         get(f"/v1/deployments/{name}", lambda name=name: fleet.deployments[name])
     for key, version in fleet.versions.items():
         model, label = key.split("/")

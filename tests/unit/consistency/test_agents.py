@@ -1,0 +1,313 @@
+"""Questions to agents over HTTP: what is sent, what is refused, and that every trouble becomes a fault with a code in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from consistency import agents as agents_module
+from consistency import vector
+from consistency.agents import AgentFault, AgentOptions, HttpAgents
+from consistency.findings import NodeVector
+from raftmeta.core.errors import RaftmetaError
+from tests.support.certificates import TestAuthority
+from tests.support.fake_fleet import DEPLOYMENT, FakeFleet
+
+Handler = Callable[[httpx.Request], httpx.Response]
+URL = "http://127.0.0.1:8500"
+
+
+def good_answer(**changes: Any) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(FakeFleet().nodes_by_name["a1"].vector(entries=True))) | changes
+
+
+def ask(handler: Handler, url: str = URL, *, entries: bool = False, options: dict[str, Any] | None = None) -> NodeVector:
+    async def work() -> NodeVector:
+        async with HttpAgents(AgentOptions(http=httpx.MockTransport(handler), **(options or {}))) as agents:
+            return await agents.vector(url, DEPLOYMENT, entries)
+
+    return asyncio.run(work())
+
+
+def ask_blocks(handler: Handler, tensor: str = "norm") -> vector.Words:
+    async def work() -> vector.Words:
+        async with HttpAgents(AgentOptions(http=httpx.MockTransport(handler))) as agents:
+            return await agents.blocks(URL, DEPLOYMENT, tensor)
+
+    return asyncio.run(work())
+
+
+def fault(handler: Handler, url: str = URL, **kind: Any) -> AgentFault:
+    with pytest.raises(AgentFault) as caught:
+        ask(handler, url, **kind)
+    return caught.value
+
+
+def answering(body: Any, status: int = 200) -> Handler:
+    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return lambda request: httpx.Response(status, content=content)
+
+
+def test_the_question_names_deployment_and_detail_and_carries_the_token() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json=good_answer())
+
+    given = ask(handler, f"{URL}/", entries=True, options={"token": "secret"})
+    assert str(seen[0].url) == f"{URL}/raftmeta/v1/vector/search?entries=1"
+    assert seen[0].headers["authorization"] == "Bearer secret"
+    assert (given.node, given.version, given.slot) == ("a1", "v1", 1)
+    assert given.entries is not None and vector.root(given.entries) == given.vector_root
+    ask(handler)
+    assert seen[1].url.query == b"entries=0"
+    assert "authorization" not in seen[1].headers
+
+
+def test_names_cannot_leave_their_place_in_the_address() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"tensor": "a&entries=1/../x", "blocks": ""})
+
+    ask_blocks(handler, "a&entries=1/../x")
+    assert seen[0].url.raw_path == b"/raftmeta/v1/vector/search?blocks=a%26entries%3D1%2F..%2Fx"
+
+
+def test_blocks_arrive_as_they_were_computed() -> None:
+    checks = vector.block_checks(bytes(range(256)) * 600)
+    packed = base64.b64encode(vector.pack_blocks(checks)).decode()
+    assert np.array_equal(ask_blocks(answering({"tensor": "norm", "blocks": packed})), checks)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"tensor": "other", "blocks": ""}, "asked for the blocks of 'norm', got those of 'other'"),
+        ({"tensor": "norm", "blocks": "AAAA"}, "cannot be read"),
+        ({"tensor": "norm", "blocks": "?"}, "cannot be read"),
+        ({"tensor": "norm"}, "missing required field `blocks`"),
+    ],
+)
+def test_blocks_that_are_not_what_was_asked_for_are_refused(body: dict[str, Any], reason: str) -> None:
+    with pytest.raises(AgentFault, match=reason) as caught:
+        ask_blocks(answering(body))
+    assert caught.value.code == "bad_answer"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        {},
+        good_answer(vector_root="xyz"),
+        good_answer(checksum="A" * 64),
+        good_answer(slot=None),
+        good_answer(active_models="1"),
+        good_answer(switching=0),
+        good_answer(node="n" * 300),
+        good_answer(entries={"w": "short"}),
+        good_answer(entries=[]),
+        msgspec.json.encode(good_answer()).replace(b'"norm"', b'"\\ud800"'),
+        msgspec.json.encode(good_answer()).replace(b"40.0", b"NaN"),
+    ],
+)
+def test_an_answer_outside_its_form_is_refused(body: Any) -> None:
+    assert fault(answering(body)).code == "bad_answer"
+
+
+def test_entries_that_were_asked_for_and_left_out_are_refused() -> None:
+    body = good_answer(entries=None)
+    assert fault(answering(body), entries=True).code == "bad_answer"
+    assert ask(answering(body)).entries is None
+
+
+def test_unknown_fields_are_left_alone() -> None:
+    assert ask(answering(good_answer(new_in_a_later_release=5))).node == "a1"
+
+
+def test_an_answer_without_end_is_cut() -> None:
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> Any:
+            while True:
+                yield b" " * (1 << 20)
+
+    assert "exceeds 67108864 bytes" in fault(lambda request: httpx.Response(200, stream=Endless())).detail
+    assert f"exceeds {agents_module.MAX_PROBLEM_BYTES} bytes" in fault(lambda request: httpx.Response(500, stream=Endless())).detail
+
+
+def test_a_refusal_keeps_the_agents_code() -> None:
+    problem = {"code": "starting", "detail": "the slot is being restored", "status": 503}
+    refused = fault(answering(problem, 503))
+    assert (refused.code, refused.detail) == ("starting", "the node answered with status 503: the slot is being restored")
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b'{"code": "Not A Code"}'])
+def test_a_refusal_without_a_code_is_called_refused(body: bytes) -> None:
+    assert (fault(answering(body, 502)).code, fault(answering(body, 502)).detail) == ("refused", "the node answered with status 502")
+
+
+def test_a_redirect_is_not_followed() -> None:
+    moved = fault(lambda request: httpx.Response(307, headers={"location": "http://elsewhere/"}))
+    assert (moved.code, moved.detail) == ("refused", "the node answered with status 307")
+
+
+ODD_URLS = [
+    "",
+    "node-a:8500",
+    "ftp://node-a/",
+    "http://user:pass@node-a/",
+    "http://node-a/?x=1",
+    "http://node-a/#x",
+    "http://",
+    "http://node-a:99999",
+    "http://node-a\n.example",
+]
+
+
+@pytest.mark.parametrize("url", ODD_URLS)
+def test_an_address_that_is_no_plain_url_is_not_asked(url: str) -> None:
+    assert fault(answering(good_answer()), url).code == "insecure_url"
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("https://node-a:8500", True),
+        ("http://127.0.0.1:8500", True),
+        ("http://[::1]:8500", True),
+        ("http://localhost:8500", True),
+        ("http://node-a:8500", False),
+        ("http://10.0.0.5:8500", False),
+        ("http://localhost.example:8500", False),
+    ],
+)
+def test_a_token_goes_out_only_over_tls_or_to_this_machine(url: str, sent: bool) -> None:
+    if sent:
+        assert ask(answering(good_answer()), url, options={"token": "secret"}).node == "a1"
+    else:
+        refused = fault(answering(good_answer()), url, options={"token": "secret"})
+        assert (refused.code, "is not https, so the token is not sent there" in refused.detail) == ("insecure_url", True)
+        assert ask(answering(good_answer()), url).node == "a1"
+
+
+def test_a_node_that_is_not_there_is_unreachable() -> None:
+    def dead(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("connection refused", request=request)
+
+    assert fault(dead).code == "unreachable"
+
+
+def test_a_silent_node_ends_at_its_own_deadline_and_holds_up_nobody_else() -> None:
+    async def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "silent":
+            await asyncio.Event().wait()
+        return httpx.Response(200, json=good_answer())
+
+    async def work() -> tuple[NodeVector, AgentFault]:
+        options = AgentOptions(timeout_s=0.1, http=httpx.MockTransport(handler))
+        async with HttpAgents(options) as agents:
+            silent = asyncio.create_task(agents.vector("http://silent", DEPLOYMENT, entries=False))
+            given = await agents.vector("http://other", DEPLOYMENT, entries=False)
+            with pytest.raises(AgentFault) as caught:
+                await silent
+            return given, caught.value
+
+    given, late = asyncio.run(work())
+    assert given.node == "a1"
+    assert (late.code, late.detail) == ("timed_out", "http://silent did not answer within 0.1 s")
+
+
+def test_no_more_than_the_limit_are_asked_at_once() -> None:
+    running = most = 0
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return httpx.Response(200, json=good_answer())
+
+    async def work() -> None:
+        async with HttpAgents(AgentOptions(max_at_once=3, http=httpx.MockTransport(handler))) as agents:
+            await asyncio.gather(*(agents.vector(f"http://n{number}", DEPLOYMENT, entries=False) for number in range(20)))
+
+    asyncio.run(work())
+    assert most == 3
+
+
+# Real TLS on loopback.
+
+
+@contextmanager
+def tls_node(authority: TestAuthority) -> Iterator[str]:
+    class Node(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = msgspec.json.encode(good_answer())
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    files = authority.agent("node-a")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Node)
+    server.daemon_threads = True
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+def ask_tls(url: str, ca_file: Path | None) -> NodeVector:
+    async def work() -> NodeVector:
+        async with HttpAgents(AgentOptions(token="secret", ca_file=ca_file, timeout_s=10)) as agents:
+            return await agents.vector(url, DEPLOYMENT, entries=False)
+
+    return asyncio.run(work())
+
+
+def test_only_a_node_with_a_certificate_of_the_own_authority_is_believed(tmp_path: Path) -> None:
+    ours, theirs = TestAuthority(tmp_path / "ours"), TestAuthority(tmp_path / "theirs", "c2")
+    with tls_node(ours) as url:
+        assert ask_tls(url, tmp_path / "ours" / "ca.pem").node == "a1"
+        for ca_file in (tmp_path / "theirs" / "ca.pem", None):
+            with pytest.raises(AgentFault, match="certificate is not trusted here") as caught:
+                ask_tls(url, ca_file)
+            assert caught.value.code == "untrusted"
+    assert theirs.pem != ours.pem
+
+
+def test_a_broken_authority_file_is_a_configuration_fault(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("nothing")
+    for path in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
+        with pytest.raises(RaftmetaError, match="cannot be used") as caught:
+            HttpAgents(AgentOptions(ca_file=path))
+        assert caught.value.code == "bad_field"

@@ -1,0 +1,126 @@
+"""`raftmeta publish`: what is sent to the member, what is printed, and what is refused before a byte is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from raftmeta.cli.main import main
+from raftmeta.core.manifest import Manifest, faults, pack, summarize
+from tests.support.stub_http import Answer, StubServer, always, problem, stub_server
+from tests.support.weights import file_bytes, tiny_tensors, write_model
+
+PATH = "/v1/models/tiny/versions/1.0.0"
+
+
+def publishing(body: Any, query: dict[str, str]) -> Answer:
+    manifest = msgspec.convert(body["manifest"], Manifest)
+    summary = msgspec.structs.asdict(summarize(manifest, pack(manifest)))
+    return Answer({"model": "tiny", "label": "1.0.0", "number": 4, **summary}, 201)
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    with stub_server({("PUT", PATH): publishing, ("GET", "/v1/cluster"): always(problem("forbidden"))}) as server:
+        yield server
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "tiny model")
+
+
+def run(stub: StubServer, root: Path, *words: str) -> int:
+    words = words or ("--all-bound",)
+    return main(["publish", str(root), "--model", "tiny", "--label", "1.0.0", "--url", stub.url, "--timeout", "2", *words])
+
+
+def sent(stub: StubServer) -> Manifest:
+    ((method, path, body, headers),) = [request for request in stub.requests if request[0] != "GET"]
+    assert (method, path) == ("PUT", PATH)
+    assert headers["idempotency-key"]
+    return msgspec.convert(body["manifest"], Manifest)
+
+
+def test_the_manifest_of_the_directory_is_sent(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(stub, root, "--unbound", "scalar", "--unbound", "flag") == 0
+    manifest = sent(stub)
+    assert faults(manifest) == []
+    assert {tensor.name for tensor in manifest.tensors} == tiny_tensors().keys()
+    assert (manifest.unbound, manifest.engine) == (("flag", "scalar"), "hf")
+    assert manifest.sources == (f"file://{root.parent}/tiny%20model/",)
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0] == "tiny/1.0.0 published as number 4"
+    assert f"vector root  {manifest.vector_root}" in captured.out
+    assert "unbound      flag, scalar" in captured.out
+    assert "(100 %)" in captured.err and "publishing tiny/1.0.0" in captured.err
+
+
+def test_sources_and_engine_are_those_that_were_given(stub: StubServer, root: Path) -> None:
+    assert (
+        run(stub, root, "--all-bound", "--source", "https://store.example/tiny/", "--source", "file:///mnt/tiny/", "--engine", "plain") == 0
+    )
+    manifest = sent(stub)
+    assert (manifest.sources, manifest.engine) == (("https://store.example/tiny/", "file:///mnt/tiny/"), "plain")
+
+
+def test_what_is_left_out_is_told(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "pytorch_model.bin").write_bytes(b"x")
+    assert run(stub, root) == 0
+    assert "left out: pytorch_model.bin (pickled or opaque weights" in capsys.readouterr().err
+
+
+def test_json_is_one_value_and_nothing_else(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / ".hidden").write_text("x")
+    assert run(stub, root, "--all-bound", "--json") == 0
+    captured = capsys.readouterr()
+    seen = json.loads(captured.out)
+    assert (seen["number"], seen["created"], seen["unbound"], seen["tensor_count"]) == (4, True, [], 5)
+    assert seen["skipped"] == [{"name": ".hidden", "reason": "hidden"}]
+    assert captured.err == ""
+
+
+def test_the_same_bytes_again_are_a_success(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def again(body: Any, query: dict[str, str]) -> Answer:
+        return Answer(publishing(body, query).body, 200)
+
+    stub.routes["PUT", PATH] = again
+    assert run(stub, root) == 0
+    assert "already published with the same bytes as number 4" in capsys.readouterr().out
+
+
+def test_other_bytes_under_the_label_are_refused_by_the_member(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.routes["PUT", PATH] = always(problem("version_exists", "tiny/1.0.0 holds other bytes"))
+    assert run(stub, root) == 1
+    captured = capsys.readouterr()
+    assert "tiny/1.0.0 holds other bytes (version_exists)" in captured.err
+    assert captured.out == ""
+
+
+def test_a_directory_that_fails_a_check_sends_nothing(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = {"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}
+    (root / "model.safetensors").write_bytes(file_bytes(header, bytes(8)))
+    assert run(stub, root) == 1
+    assert "expected 12 bytes, found 8 bytes (bad_manifest)" in capsys.readouterr().err
+    assert stub.requests == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model", "Tiny"],
+        ["--model", "a/b"],
+        ["--label", "../1"],
+        ["--label", "-"],
+        ["--unbound", "flag", "--all-bound"],
+        ["--sauce", "x"],
+    ],
+)
+def test_a_wrong_command_line_exits_3_before_anything_is_read(stub: StubServer, tmp_path: Path, words: list[str]) -> None:
+    assert run(stub, tmp_path / "not there", *words) == 3
+    assert stub.requests == []
