@@ -25,7 +25,7 @@ from api.service import ApiLimits, Service
 from api.tls import ServerTls
 from raftmeta import config as configuration
 from raftmeta.addresses import split_address
-from raftmeta.cli.exits import Exit
+from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import command
 from raftmeta.config import ServerConfig
 from raftmeta.core.errors import RaftmetaError
@@ -52,7 +52,10 @@ class ServerOptions:
 
 def serve(options: ServerOptions) -> int:
     """Run a member. Without --config it is a single development member on loopback, with all its data in one directory."""
-    settings = _settings(options)
+    try:
+        settings = _settings(options)
+    except RaftmetaError as fault:
+        raise UsageFault(fault.detail, "correct the file or the RAFTMETA_* variable that it names") from fault
     _log_to_stderr(settings.log_level)
     if options.accept_data_loss_from is not None:
         return _accept_loss(settings, options.accept_data_loss_from)
