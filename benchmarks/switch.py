@@ -2,7 +2,7 @@
 
 Worker processes enter and leave without pause; control switches, drains the old slot, marks it as being rewritten for a moment, and then
 switches back into it. A stale start is a request that sees the mark in the slot it was given. The litmus test then shows the same race
-bare, with the barrier and without. Arguments: switches (100000), workers (2), litmus rounds (2000000). Exit status 1 when a claim fails.
+bare, with the barrier and without. Arguments: switches (100000), workers (2), litmus rounds (1000000). Exit status 1 when a claim fails.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from node_agent.slots import Switch, WorkerGate
 BENCH = "switch"
 CALL_P99_US = 87.0
 MAX_SECONDS = 60.0  # of the switching loop
-_DRAIN_S = 5.0
-_START_S = 30.0
+_DRAIN_S = 30.0
+_START_S = 120.0
 _LOOKS = 8  # at the mark while inside: a request that takes a moment
 
 _LINE = CACHE_LINE // WORD
@@ -130,7 +130,7 @@ def _switch_loop(switch: Switch, board: Board, switches: int) -> tuple[list[floa
 
 def main(arguments: list[str]) -> int:
     given = [int(argument) for argument in arguments]
-    switches, workers, rounds = (*given, *(100_000, 2, 2_000_000)[len(given) :])
+    switches, workers, rounds = (*given, *(100_000, 2, 1_000_000)[len(given) :])
     under_load = measure(switches, workers)
     load = f"{workers} workers, {len(under_load.call_us)} switches"
     p99 = percentile(under_load.call_us, 0.99)
