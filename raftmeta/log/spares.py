@@ -173,7 +173,6 @@ def prepare(disk: Disk, directory: Path, serial: int, size: int) -> int:
         for offset in range(0, size, len(_STEP)):
             disk.pwrite(file, _STEP[: size - offset], offset)
             disk.fdatasync(file)
-        disk.fsync(file)
     except DiskFull:
         disk.unlink(temporary)
         raise

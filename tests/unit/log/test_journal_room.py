@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from raftmeta.durable import DiskFailed, DiskFull
+from raftmeta.durable import DiskFailed, DiskFull, OsDisk
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.spares import RETRY_S, Handle
 from tests.support.journals import DIRECTORY, SEGMENT_BYTES, everything, fill, open_journal, segment_paths, written
@@ -196,6 +197,26 @@ def test_a_disk_that_fails_while_a_spare_is_made_ends_the_journal() -> None:
         fill_up(journal)
     with pytest.raises(DiskFailed):
         journal.sync()
+
+
+def test_a_real_disk_and_a_real_worker_give_the_same_journal(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as worker:
+        journal = Journal.open(OsDisk(), tmp_path, segment_bytes=SEGMENT_BYTES, tuning=Tuning(worker=worker, tail_bytes=500))
+        fill(journal, 1, 200)
+        journal.sync()
+        journal.set_hard_state(2, "b")
+        journal.truncate_from(150)
+        fill(journal, 150, 170, term=2)
+        assert journal.sync() > 0
+        journal.compact_through(60)
+        records = everything(journal)
+        journal.close()
+        journal = Journal.open(OsDisk(), tmp_path, segment_bytes=SEGMENT_BYTES, tuning=Tuning(worker=worker))
+        assert everything(journal) == records
+        assert (journal.term, journal.voted_for) == (2, "b")
+        journal.close()
+    names = [path.name.partition("-")[0] for path in tmp_path.iterdir()]
+    assert names.count("spare") == 2
 
 
 class LaterWorker:
