@@ -98,19 +98,29 @@ class RealCluster:
     """Members in the order of the zones. `prefix(zone)` is put before a member's command, e.g. strace."""
 
     def __init__(
-        self, directory: Path, zones: Sequence[str] = ("a", "b", "c"), prefix: Callable[[str], Sequence[str]] = lambda zone: ()
+        self,
+        directory: Path,
+        zones: Sequence[str] = ("a", "b", "c"),
+        prefix: Callable[[str], Sequence[str]] = lambda zone: (),
+        *,
+        plain_api: bool = False,
     ) -> None:
+        """`plain_api`: the API without TLS, so that a witness outside can read what it sends; the links between members keep theirs."""
         made = run(directory / "cluster", list(zones), InitOptions())
         self.directory = made.directory
         client = tomllib.loads((made.directory / "client.toml").read_text())
         self.urls: dict[str, str] = dict(zip(zones, client["urls"], strict=True))
         token = (made.directory / client["token_file"]).read_text().strip()
+        if plain_api:
+            self.urls = {zone: url.replace("https:", "http:") for zone, url in self.urls.items()}
         context = ssl.create_default_context(cafile=str(made.directory / client["ca_file"]))
         self._http = httpx.Client(verify=context, headers={"Authorization": f"Bearer {token}"}, timeout=10.0, trust_env=False)
         logs = directory / "logs"
         logs.mkdir()
         self.servers = {}
         for zone, file in zip(zones, made.servers, strict=True):
+            if plain_api:
+                _without_api_tls(file)
             self.servers[zone] = Server(["--config", str(file)], logs / f"{zone}.log", prefix(zone))
 
     def __enter__(self) -> RealCluster:
@@ -133,6 +143,18 @@ class RealCluster:
     def publish(self, zone: str, label: str, key: str | None = None) -> httpx.Response:
         return self.put(zone, f"/v1/models/m/versions/{label}", {"manifest": manifest(label)}, key)
 
+    def wait_ready(self, zones: Sequence[str] | None = None) -> None:
+        """Until every member answers that it is ready."""
+        waiting = list(zones or self.servers)
+        deadline = time.monotonic() + START_S
+        while waiting and time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError):
+                if self.get(waiting[0], "/readyz").status_code == 200:
+                    waiting.pop(0)
+                    continue
+            time.sleep(0.05)
+        assert not waiting, f"{waiting} did not get ready: " + "\n".join(self.servers[zone].text()[-800:] for zone in waiting)
+
     def leader(self, among: Sequence[str] | None = None) -> str:
         """The zone of the leader, once the members agree on one that is up."""
         zones = list(among or self.servers)
@@ -145,6 +167,16 @@ class RealCluster:
                         return zone
             time.sleep(0.05)
         raise AssertionError("no leader: " + "\n".join(server.text()[-800:] for server in self.servers.values()))
+
+
+def _without_api_tls(file: Path) -> None:
+    table = ""
+    kept = []
+    for line in file.read_text().replace("https://", "http://").splitlines():
+        table = line.strip() if line.startswith("[") else table
+        if table != "[api]" or line.split("=")[0].strip() not in ("certificate", "key"):
+            kept.append(line)
+    file.write_text("\n".join(kept) + "\n")
 
 
 @contextlib.contextmanager
