@@ -98,7 +98,7 @@ def _stay(console: Console, story: Story) -> None:
         f"  raftmeta check {DEPLOYMENT}",
         "  raftmeta cluster status",
         f'  curl --cacert {fleet.ca_file} -H "Authorization: Bearer $(cat {token})" {member}/v1/deployments/{DEPLOYMENT}',
-        f"  curl --cacert {fleet.ca_file} -i {agent}/v2/models/{DEPLOYMENT}/infer -d '{infer}'",
+        f"  curl --cacert {fleet.ca_file} -i {agent}/v2/models/{DEPLOYMENT}/infer -H 'content-type: application/json' -d '{infer}'",
         f"  tail -f {story.settings.directory / 'logs'}/*.log",
     ]
     console.print("\n".join(lines), markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ Both say the same in the same order, so a log of a CI run reads like the screen.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from rich.text import Text
 from raftmeta.cli.demo.claims import Claim
 from raftmeta.cli.output import printable, styled
 
-REFRESH_HZ = 8
+REFRESH_S = 0.125
 
 
 @dataclass
@@ -74,8 +75,7 @@ class Screen(Protocol):
 
     def __enter__(self) -> Screen: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
-    def note(self, text: str) -> None: ...
-    def begun(self, line: StepLine) -> None: ...
+    async def animate(self) -> None: ...
     def ended(self, line: StepLine) -> None: ...
 
 
@@ -91,10 +91,8 @@ class PlainScreen:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def note(self, text: str) -> None:
-        self._write(f"{self._elapsed()}  {text}")
-
-    def begun(self, line: StepLine) -> None: ...
+    async def animate(self) -> None:
+        """Nothing moves here."""
 
     def ended(self, line: StepLine) -> None:
         mark = "ok" if line.state == "done" else "FAILED"
@@ -115,7 +113,7 @@ class LiveScreen:
     def __init__(self, console: Console) -> None:
         self.picture = Picture()
         self._console = console
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=REFRESH_HZ, transient=True)
+        self._live = Live(get_renderable=self._render, console=console, auto_refresh=False, transient=True)
         self._spinner = Spinner("dots", style="cyan")
 
     def __enter__(self) -> LiveScreen:
@@ -125,12 +123,14 @@ class LiveScreen:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def note(self, text: str) -> None:
-        self._console.print(Text("  " + text, style="dim"))
-
-    def begun(self, line: StepLine) -> None: ...
+    async def animate(self) -> None:
+        """Redraw for ever. In the story's own thread: a second one would print between its lines."""
+        while True:
+            self._live.refresh()
+            await asyncio.sleep(REFRESH_S)
 
     def ended(self, line: StepLine) -> None:
+        self._live.refresh()
         self._console.print(step_row(line))
 
     def _render(self) -> RenderableType:
@@ -145,18 +145,23 @@ class LiveScreen:
         return Group(*parts)
 
 
-def step_row(line: StepLine) -> Text:
-    mark = Text("✓ ", style="green") if line.state == "done" else Text("✗ ", style="red")
-    return (
-        mark
-        + Text(line.text)
-        + Text(f"  {line.figure}" if line.figure else "", style="cyan")
-        + Text(f"  {line.seconds:.1f} s", style="dim")
-    )
+def step_row(line: StepLine) -> Table:
+    mark = Text("✓", style="green") if line.state == "done" else Text("✗", style="red")
+    figure = Text(f"  {line.figure}" if line.figure else "", style="cyan")
+    return _marked(mark, Text(line.text) + figure + Text(f"  {line.seconds:.1f} s", style="dim"))
+
+
+def _marked(mark: Text, text: Text) -> Table:
+    """A long text goes on under itself, not under its mark."""
+    row = Table.grid(padding=(0, 1))
+    row.add_column(no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(mark, text)
+    return row
 
 
 def zone_table(zones: list[ZoneRow]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 2), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("ZONE", "MEMBER", "ROLE", "REVISION", "NODE", "SIDE", "SERVES", "REQ/S", "P99 MS", "LOST"):
         table.add_column(column, justify="right" if column in ("REVISION", "REQ/S", "P99 MS", "LOST") else "left")
     for row in zones:
@@ -175,7 +180,6 @@ def step(screen: Screen, text: str) -> Iterator[StepHandle]:
     line = StepLine(text)
     begin_s = time.monotonic()
     screen.picture.steps.append(line)
-    screen.begun(line)
     try:
         yield StepHandle(line)
         line.state = "done"
@@ -192,8 +196,9 @@ def print_claims(console: Console, claims: list[Claim]) -> None:
     """One line per claim with its figure."""
     console.print()
     for claim in claims:
-        mark = Text("held    ", style="green") if claim.held else Text("FAILED  ", style="bold red")
-        console.print(mark + Text(claim.claim) + Text(f": {claim.figure}", style="cyan"), soft_wrap=True)
+        mark = Text("held  ", style="green") if claim.held else Text("FAILED", style="bold red")
+        text = Text(claim.claim) + Text(f": {claim.figure}", style="cyan")
+        console.print(_marked(mark, text) if console.is_terminal else mark + Text(" ") + text, soft_wrap=not console.is_terminal)
 
 
 def choose(console: Console) -> Screen:

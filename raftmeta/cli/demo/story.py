@@ -69,7 +69,14 @@ class Story:
     def run(self) -> report.Report:
         """The whole story, on its screen. Raises DemoError or RaftmetaError when a step does not work."""
         with self._screen:
-            return asyncio.run(self._tell())
+            return asyncio.run(self._animated())
+
+    async def _animated(self) -> report.Report:
+        moving = asyncio.create_task(self._screen.animate())
+        try:
+            return await self._tell()
+        finally:
+            moving.cancel()
 
     async def _tell(self) -> report.Report:
         begin_s = time.monotonic()
