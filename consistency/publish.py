@@ -32,7 +32,8 @@ from raftmeta.client import STALE, Reply
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import LABEL, NAME, Manifest
 
-_PLAIN_STEP = 10  # percent between two plain lines
+_PLAIN_STEP = 10  # percent, at least, between two plain lines
+_PLAIN_S = 1.0  # the same in seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,7 @@ def _publish(options: PublishOptions) -> int:
     published. Needs the agent-hf extra only to find out which tensors stay unbound; name them with --unbound where it is not installed.
     """
     _check_names(options)
+    asyncio.run(_reach(options))
     with _Shown(quiet=options.json) as shown:
         hooks = Hooks(progress=shown.progress, skipped=shown.skipped, find_unbound=_finder(options, shown.say))
         manifest = build_manifest(
@@ -76,9 +78,19 @@ def _publish(options: PublishOptions) -> int:
     return Exit.OK
 
 
+async def _reach(options: PublishOptions) -> None:
+    """Before gigabytes are read: that a member answers and knows who is asking."""
+    async with options.connect() as client:
+        try:
+            await client.cluster(STALE)
+        except RaftmetaError as error:
+            if error.code != "forbidden":  # whoever may publish need not be allowed to look
+                raise
+
+
 async def _send(options: PublishOptions, manifest: Manifest) -> Reply:
     async with options.connect() as client:
-        with suppress(RaftmetaError):  # whoever may publish need not be allowed to look
+        with suppress(RaftmetaError):
             await client.cluster(STALE)  # opens the connection, so that commit_ms is the time of the quorum's decision
         begin = time.perf_counter()
         reply = await client.publish(options.model, options.label, manifest)
@@ -129,7 +141,7 @@ def _told(options: PublishOptions, result: dict[str, Any]) -> str:
 
 
 class _Shown:
-    """A bar on a terminal, a line for every tenth elsewhere, nothing with --json. Use as a context manager."""
+    """A bar on a terminal, now and then a line elsewhere, nothing with --json. Use as a context manager."""
 
     def __init__(self, quiet: bool) -> None:
         self.left_out: list[Skipped] = []
@@ -138,7 +150,7 @@ class _Shown:
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
         self._told_percent = 0
-        self._begin = time.monotonic()
+        self._begin = self._told_at = time.monotonic()
 
     def __enter__(self) -> _Shown:
         if not self._quiet and self._console.is_terminal:
@@ -156,11 +168,12 @@ class _Shown:
         if self._bar:
             self._bar.update(self._task, completed=step.done_bytes, total=step.total_bytes)
             return
-        percent = 100 * step.done_bytes // max(1, step.total_bytes)
-        if percent >= self._told_percent + _PLAIN_STEP:
-            self._told_percent = percent - percent % _PLAIN_STEP
-            seconds = time.monotonic() - self._begin
-            self.say(f"read {output.size(step.done_bytes)} of {output.size(step.total_bytes)} ({percent} %) in {seconds:.1f} s")
+        percent, now = 100 * step.done_bytes // max(1, step.total_bytes), time.monotonic()
+        due = percent >= self._told_percent + _PLAIN_STEP and now >= self._told_at + _PLAIN_S
+        if due or step.done_bytes == step.total_bytes:
+            self._told_percent, self._told_at = percent, now
+            done, total = output.size(step.done_bytes), output.size(step.total_bytes)
+            self.say(f"read {done} of {total} ({percent} %) in {now - self._begin:.1f} s")
 
     def skipped(self, item: Skipped) -> None:
         self.left_out.append(item)

@@ -107,7 +107,18 @@ def test_a_directory_that_fails_a_check_sends_nothing(stub: StubServer, root: Pa
     (root / "model.safetensors").write_bytes(file_bytes(header, bytes(8)))
     assert run(stub, root) == 1
     assert "expected 12 bytes, found 8 bytes (bad_manifest)" in capsys.readouterr().err
-    assert stub.requests == []
+    assert [request for request in stub.requests if request[0] != "GET"] == []
+
+
+def test_nothing_is_read_when_no_member_answers_or_knows_who_asks(
+    stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.routes["GET", "/v1/cluster"] = always(problem("unauthenticated", "expected a bearer token"))
+    assert run(stub, tmp_path / "not there") == 1
+    assert "expected a bearer token (unauthenticated)" in capsys.readouterr().err
+    gone = ["publish", str(tmp_path / "not there"), "--model", "tiny", "--label", "1", "--url", "http://127.0.0.1:9", "--timeout", "0.2"]
+    assert main(gone) == 2
+    assert "(no_quorum)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
