@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import re
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,3 +190,24 @@ def test_memory_with_holes_is_refused() -> None:
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(RaftmetaError, match="'cuda' is unknown, expected numba or numpy"):
         vector.backend("cuda")
+
+
+def test_the_published_page_is_enough_to_implement_it() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "wcv.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert code is not None
+    theirs: dict[str, Any] = {}
+    exec(code[1], theirs)  # the only program that the page holds
+    inputs = [
+        (bytes(range(256)), "U8", (256,)),
+        (vector.CHECK_LONG[0], "U8", (196_621,)),
+        (b"", "F32", (0, 4)),
+        (b"abcd", "F32", ()),
+    ]
+    for data, dtype, shape in inputs:
+        entry = vector.tensor_entry(data, dtype, shape).entry
+        assert theirs["entry"](data, dtype, shape) == entry
+        assert f"entry `{entry}`" in page
+    named = {"x": vector.CHECK_SHORT[1], "é": vector.CHECK_LONG[1]}
+    assert theirs["root"](named) == vector.root(named)
+    assert f"root `{vector.root({})}`" in page and f"root `{vector.root({'x': vector.CHECK_SHORT[1]})}`" in page
