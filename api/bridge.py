@@ -1,6 +1,6 @@
-"""From the futures of the log's thread to the event loop, many completions per wake-up.
+"""From the tickets of the log's thread to the event loop, many completions per wake-up.
 
-A thread that completes a future may not touch the loop except by `call_soon_threadsafe`, which writes to a socket each time. Here the
+A thread that completes a ticket may not touch the loop except by `call_soon_threadsafe`, which writes to a socket each time. Here the
 first completion asks for one wake-up and the others of the same moment join it. The order "append, then look at the flag" on one side
 and "lower the flag, then empty the queue" on the other is what loses no completion.
 """
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from raftmeta.log.ticket import Ticket
 
 T = TypeVar("T")
 
@@ -20,10 +21,10 @@ class Bridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._done: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()  # bounded by the requests in flight
+        self._done: deque[tuple[asyncio.Future[Any], Ticket[Any]]] = deque()  # bounded by the requests in flight
         self._woken = False
 
-    async def result(self, source: Future[T]) -> T:
+    async def result(self, source: Ticket[T]) -> T:
         """The result of `source`, or its exception. Giving up the wait does not cancel the work."""
         if source.done():
             return source.result()
@@ -31,7 +32,7 @@ class Bridge:
         source.add_done_callback(lambda done: self._completed(target, done))
         return await target
 
-    def _completed(self, target: asyncio.Future[Any], source: Future[Any]) -> None:
+    def _completed(self, target: asyncio.Future[Any], source: Ticket[Any]) -> None:
         self._done.append((target, source))
         if not self._woken:
             self._woken = True

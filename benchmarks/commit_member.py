@@ -24,16 +24,13 @@ from raftmeta.core.commands import Publish, encode
 from raftmeta.core.types import VersionSummary
 from raftmeta.member import Member
 
-MANIFEST_BYTES = 120  # with the summary and the envelope a command has over 400 bytes
+MANIFEST = hashlib.sha512(b"benchmark").digest() * 2  # opaque to apply, which checks its digest
+_DIGEST = hashlib.sha256(b"benchmark").hexdigest()
+SUMMARY = VersionSummary(_DIGEST, _DIGEST, _DIGEST, _DIGEST, hashlib.sha256(MANIFEST).hexdigest(), 1 << 20, 1 << 20, 4, 100)
 
 
 def publication(model: str, number: int) -> Publish:
-    packed = hashlib.sha256(b"%d" % number).digest() * 4
-    digest = hashlib.sha256(packed).hexdigest()
-    manifest = packed[:MANIFEST_BYTES]
-    manifest_digest = hashlib.sha256(manifest).hexdigest()
-    summary = VersionSummary(digest, digest, digest, digest, manifest_digest, 1 << 20, 1 << 20, 4, 100)
-    return Publish(model, f"v{number}", summary, manifest)
+    return Publish(model, f"v{number}", SUMMARY, MANIFEST)
 
 
 async def load(member: Member, clients: int, seconds: float, run: int) -> dict[str, float]:

@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import structlog
@@ -19,7 +18,7 @@ from raftmeta.core.commands import Body
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.rollout import decide, sides
 from raftmeta.core.state import State
-from raftmeta.core.types import Outcome, RolloutStatus
+from raftmeta.core.types import RolloutStatus
 from raftmeta.log.port import Log
 from raftmeta.nodes import NodeTable
 
@@ -77,9 +76,9 @@ class Controller:
             self._propose(body)
 
     def _propose(self, body: Body) -> None:
-        future: Future[Outcome] = self._log.propose(body, f"controller-{uuid.uuid4().hex}", PRINCIPAL, PROPOSE_S)
+        ticket = self._log.propose(body, f"controller-{uuid.uuid4().hex}", PRINCIPAL, PROPOSE_S)
         try:
-            outcome = future.result(PROPOSE_S + 1.0)
+            outcome = ticket.result(PROPOSE_S + 1.0)
         except (RaftmetaError, FutureTimeoutError) as fault:
             _log.warning("controller_proposal_failed", command=type(body).__name__, reason=str(fault))
             time.sleep(PAUSE_S)

@@ -1,20 +1,20 @@
 """What the rest of the program needs of a replicated log.
 
-The engine behind this port may be PySyncObj in our wall or, later, another. All methods may be called from any thread; futures are
-`concurrent.futures.Future` and always end: with a value, or with RaftmetaError `no_leader`, `not_applied`, `unknown_outcome`,
+The engine behind this port may be PySyncObj in our wall or, later, another. All methods may be called from any thread; tickets
+always end: with a value, or with RaftmetaError `no_leader`, `not_applied`, `unknown_outcome`,
 `overloaded`, `no_quorum` or `shutting_down`. A command that ended `not_applied` is in no log; one that ended `unknown_outcome` may
 still be applied, and is safe to repeat under its key.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
 
 from raftmeta.core.commands import Body
 from raftmeta.core.types import Outcome
+from raftmeta.log.ticket import Ticket
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
@@ -46,10 +46,10 @@ class LogStatus(msgspec.Struct, frozen=True):
 
 
 class Log(Protocol):
-    def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Future[Outcome]:
+    def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Ticket[Outcome]:
         """Replicate one command from this member, leader or not; the outcome is the leader's. A follower forwards."""
 
-    def read_barrier(self, timeout_s: float) -> Future[int]:
+    def read_barrier(self, timeout_s: float) -> Ticket[int]:
         """Revision that this member has applied and that is at least every revision committed before the call."""
 
     def staleness_ms(self) -> float:

@@ -1,6 +1,6 @@
 """The thread that owns a replica: waits for the network, steps, sends. Implements the port `Log` for every other thread.
 
-Other threads never touch the replica: they leave a call in the inbox and get a future. What they may look at (state, status) is an
+Other threads never touch the replica: they leave a call in the inbox and get a ticket. What they may look at (state, status) is an
 immutable value that this thread replaces. An exception out of a step is final: it is recorded, every waiting caller is ended, and
 `on_fault` tells the process to end; a member that met a disk error or two truths must not go on.
 """
@@ -11,8 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -26,6 +25,7 @@ from raftmeta.log.peers import PeerEvent
 from raftmeta.log.port import LogStatus, MemberInfo
 from raftmeta.log.proposals import Result, encode_body
 from raftmeta.log.replica import Replica
+from raftmeta.log.ticket import Ticket
 
 MAX_WAIT_S = 0.5
 STATUS_S = 0.01  # a look at the engine is at most this old while it works
@@ -79,48 +79,48 @@ class Runner:
             self._network.close()
             self._journal.close()
 
-    def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Future[Outcome]:
-        future: Future[Outcome] = _uncancellable()
+    def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Ticket[Outcome]:
+        ticket: Ticket[Outcome] = Ticket()
         proposal = Proposal(0, request_id, principal, self._identity.member_id, encode_body(body))
 
         def sink(result: Result) -> None:
             if result.outcome is not None and result.code == "ok":
-                future.set_result(result.outcome)
+                ticket.set_result(result.outcome)
             else:
-                future.set_exception(RaftmetaError(result.code, _why(result.code)))
+                ticket.set_exception(RaftmetaError(result.code, _why(result.code)))
 
-        self._call(lambda: self._replica.propose(proposal, timeout_s, sink), future)
-        return future
+        self._call(lambda: self._replica.propose(proposal, timeout_s, sink), ticket)
+        return ticket
 
-    def read_barrier(self, timeout_s: float) -> Future[int]:
-        future: Future[int] = _uncancellable()
+    def read_barrier(self, timeout_s: float) -> Ticket[int]:
+        ticket: Ticket[int] = Ticket()
 
         def sink(code: str, index: int) -> None:
             if code == "ok":
-                future.set_result(self._replica.state.revision)
+                ticket.set_result(self._replica.state.revision)
             else:
-                future.set_exception(RaftmetaError(code, _why(code)))
+                ticket.set_exception(RaftmetaError(code, _why(code)))
 
-        self._call(lambda: self._replica.read(timeout_s, sink), future)
-        return future
+        self._call(lambda: self._replica.read(timeout_s, sink), ticket)
+        return ticket
 
     def gossip(self, topic: str, data: bytes) -> None:
         """Best effort, to every connected member."""
         self._call(lambda: self._replica.gossip(topic, data), None)
 
-    def change_membership(self, change: Callable[[Replica], str | None]) -> Future[None]:
+    def change_membership(self, change: Callable[[Replica], str | None]) -> Ticket[None]:
         """Run a membership change on the leader; RaftmetaError gate_not_met with the reason when it may not be now."""
-        future: Future[None] = _uncancellable()
+        ticket: Ticket[None] = Ticket()
 
         def call() -> None:
             reason = change(self._replica)
             if reason is None:
-                future.set_result(None)
+                ticket.set_result(None)
             else:
-                future.set_exception(RaftmetaError("gate_not_met", reason))
+                ticket.set_exception(RaftmetaError("gate_not_met", reason))
 
-        self._call(call, future)
-        return future
+        self._call(call, ticket)
+        return ticket
 
     def staleness_ms(self) -> float:
         return self._replica.staleness_s() * 1000.0
@@ -133,10 +133,10 @@ class Runner:
         began = self._step_began
         return 0.0 if began == 0.0 else time.monotonic() - began
 
-    def _call(self, call: Callable[[], None], future: Future[Outcome] | Future[int] | Future[None] | None) -> None:
+    def _call(self, call: Callable[[], None], ticket: Ticket[Outcome] | Ticket[int] | Ticket[None] | None) -> None:
         if self._stopping or self._fault:
-            if future is not None:
-                future.set_exception(RaftmetaError("shutting_down", self._fault or "the member is stopping"))
+            if ticket is not None:
+                ticket.set_exception(RaftmetaError("shutting_down", self._fault or "the member is stopping"))
             return
         self._inbox.append(call)
         if not self._woken:
@@ -216,13 +216,6 @@ class Runner:
         if member_id == engine.leader_id:
             return ROLE_NAMES[LEADER]
         return "follower" if self._replica.is_connected(member_id) else "unreachable"
-
-
-def _uncancellable() -> Future[Any]:
-    """A future whose waiter may give up but not cancel: setting its result never raises into the log's thread (R5)."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 _WHY = {
