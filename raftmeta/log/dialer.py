@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 1.0
-USER_TIMEOUT_MS = 5_000  # unacknowledged bytes older than this break the connection (tcp(7), TCP_USER_TIMEOUT)
+USER_TIMEOUT_MS = 15_000  # unacknowledged bytes older than this break the connection (tcp(7)); above the transport's own stall time
 KEEPALIVE_S = 5  # idle time and interval of TCP's own probes; the transport's keepalive is faster
 
 

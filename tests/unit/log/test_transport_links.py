@@ -330,6 +330,7 @@ def test_a_burst_larger_than_one_poll_takes_arrives_completely(tmp_path: Path) -
         for number in range(20_000):
             assert a.transport.send("b", m.ReadIndex(number))
         most = 0
+        b.polled = False  # but here
 
         def all_here() -> bool:
             nonlocal most

@@ -114,6 +114,18 @@ def test_a_flood_of_connections_is_bounded_and_a_member_gets_in_all_the_same(tmp
         mesh.everybody_talks()
 
 
+def test_strangers_get_a_bounded_share_of_one_poll(tmp_path: Path) -> None:
+    with Mesh(tmp_path) as mesh:
+        a = mesh.add("a")
+        for _ in range(30):
+            mesh.dial("a").send(b"GET / HTTP/1.1\r\n\r\n")
+        before = 0
+        while before < 30:
+            mesh.turn()
+            assert a.count("refused_bad_tls") - before <= 8
+            before = a.count("refused_bad_tls")
+
+
 def other_cluster(mesh: Mesh, tmp_path: Path) -> TlsFiles:
     return TestAuthority(tmp_path / "other", "c1").member("b")
 
