@@ -31,8 +31,9 @@ class Peer:
         self.set_address(address)
 
     def set_address(self, address: str) -> None:
+        """ "" when nothing is known of where the peer is: it may still come to us."""
         self.address = address
-        self.host, self.port = split_address(address)
+        self.host, self.port = split_address(address) if address else ("", 0)
 
 
 class Board:

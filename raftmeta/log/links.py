@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from raftmeta.addresses import is_loopback, split_address
 from raftmeta.log import hello as rules
 from raftmeta.log import messages
 from raftmeta.log.board import Board, Peer
@@ -20,28 +21,42 @@ from raftmeta.log.settings import TransportPorts, TransportSettings
 
 
 class Links:
-    def __init__(self, board: Board, settings: TransportSettings, ports: TransportPorts, wake: Callable[[], None]) -> None:
+    def __init__(self, board: Board, settings: TransportSettings, ports: TransportPorts, wake: Callable[[], None], plain: bool) -> None:
         self._board = board
         self._settings = settings
+        self._plain = plain
+        self._keepalive_s = min(settings.keepalive_s, settings.idle_s / 4)  # the peers have the same idle time
         self._rng = ports.rng
         self._notices = board.notices
         self._resolver = Resolver(ports.resolve, wake)
         self._dials = 0
 
     def set_peers(self, peers: Mapping[str, str]) -> None:
+        """Keep exactly these; an address that cannot be used is reported and not dialled."""
         board = self._board
         for gone in [peer for peer in board.peers.values() if peer.id not in peers]:
             board.forget(gone)
-        for member_id, address in sorted(peers.items()):
-            known = board.peers.get(member_id)
+        for member_id, given in sorted(peers.items()):
             if member_id == self._settings.member_id:
                 continue
+            known, address = board.peers.get(member_id), self._usable(member_id, given)
             if known is None:
                 board.peers[member_id] = Peer(member_id, address, self._rng)
             elif known.address != address:
                 known.set_address(address)
                 known.next_dial = 0.0
         board.next_timer = 0.0
+
+    def _usable(self, member_id: str, address: str) -> str:
+        try:
+            host, _ = split_address(address)
+        except ValueError as error:
+            self._notices.warn("bad_peer_address", member_id, str(error))
+            return ""
+        if self._plain and not is_loopback(host):
+            self._notices.warn("bad_peer_address", member_id, f"{address}: plain connections between members are for loopback only")
+            return ""
+        return address
 
     def expectation(self, connection: Connection) -> Expectation:
         own = self._settings
@@ -174,9 +189,9 @@ class Links:
                 self._check_link(peer.live, now)
             elif peer.dialling is not None:
                 self._check_handshake(peer.dialling, now)
-            elif now >= peer.next_dial:
+            elif peer.host and now >= peer.next_dial:
                 self._dial(peer, now)
-            if peer.live is None and peer.dialling is None:
+            if peer.live is None and peer.dialling is None and peer.host:
                 self._board.due(max(peer.next_dial, now + 0.001))
 
     def _check_handshake(self, connection: Connection, now: float) -> None:
@@ -200,8 +215,8 @@ class Links:
         if connection.queue.size and now >= connection.last_progress + own.stall_s:
             self._board.lost(connection, f"took nothing of {connection.queue.size} queued bytes for {own.stall_s} s")
             return
-        if not connection.queue.size and now >= connection.last_sent + own.keepalive_s:
+        if not connection.queue.size and now >= connection.last_sent + self._keepalive_s:
             self._board.push(connection, b"", now)
             self._board.flush(connection, now)
-        self._board.due(now + own.keepalive_s if connection.queue.size else connection.last_sent + own.keepalive_s)
+        self._board.due(now + self._keepalive_s if connection.queue.size else connection.last_sent + self._keepalive_s)
         self._board.due(now + own.idle_s if unread else connection.last_received + own.idle_s)

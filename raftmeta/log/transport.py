@@ -48,12 +48,13 @@ class TlsTransport:
         self._ports = ports or TransportPorts()
         self._clock = self._ports.clock
         self._notices = Notices(self._clock, settings.member_id)
-        self._require_proof(settings.listen)
+        if tls is None and not is_loopback(split_address(settings.listen)[0]):
+            raise ValueError(f"plain connections between members are for loopback only, found {settings.listen!r}; configure TLS")
         self._board = Board(self._clock, self._notices)
         self._wake_lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._board.selector.register(self._wake_fd, selectors.EVENT_READ, None)
-        self._links = Links(self._board, settings, self._ports, self.wake)
+        self._links = Links(self._board, settings, self._ports, self.wake, plain=tls is None)
         self._acceptor: Acceptor | None = None
         self._handshakes_left = 0
         self._last_sent: tuple[AnyMessage | None, bytes] = (None, b"")
@@ -71,9 +72,10 @@ class TlsTransport:
         return join_address(*self._acceptor.address())
 
     def set_peers(self, peers: Mapping[str, str]) -> None:
-        """Exactly these members may be linked from now on; own id is ignored. Raises ValueError for a bad address, changing nothing."""
-        for address in peers.values():
-            self._require_proof(address)
+        """Exactly these members may be linked from now on; the own id is ignored.
+
+        Total, for addresses come from the replicated configuration: one that cannot be used is counted, logged and not dialled.
+        """
         self._links.set_peers(peers)
 
     def send(self, peer: str, message: AnyMessage) -> bool:
@@ -273,10 +275,6 @@ class TlsTransport:
             self._board.events.append(Received(connection.peer, message))
         else:
             self._notices.warn("message_not_allowed", connection.peer, type(message).__name__)
-
-    def _require_proof(self, address: str) -> None:
-        if not is_loopback(split_address(address)[0]) and self._tls is None:
-            raise ValueError(f"plain connections between members are for loopback only, found {address!r}; configure TLS")
 
     def _encoded(self, message: AnyMessage) -> bytes:
         """Encoded once when the same message goes to several peers in a row."""

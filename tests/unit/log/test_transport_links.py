@@ -192,13 +192,26 @@ def test_a_peer_at_a_new_address_is_found(tmp_path: Path) -> None:
         assert Connected("b", moved.settings.incarnation) in a.events
 
 
-def test_the_own_id_among_the_peers_is_ignored_and_a_bad_address_changes_nothing(tmp_path: Path) -> None:
+def test_a_peer_whose_address_cannot_be_used_is_reported_and_may_still_come(tmp_path: Path) -> None:
     with Mesh(tmp_path) as mesh:
-        a, _, _ = mesh.trio()
-        with pytest.raises(ValueError, match="expected host:port, found 'nonsense'"):
-            a.transport.set_peers({"b": "nonsense"})
-        mesh.turns(3)
-        assert a.transport.connected() == {"b", "c"}
+        a, b, c = mesh.add("a"), mesh.add("b"), mesh.add("c")
+        a.transport.set_peers({**mesh.addresses(), "b": "nonsense"})
+        c.transport.set_peers(mesh.addresses())
+        mesh.pump(lambda: "c" in a.transport.connected())
+        assert a.count("bad_peer_address") == 1
+        b.transport.set_peers(mesh.addresses())
+        mesh.pump(mesh.linked)
+        mesh.everybody_talks()
+
+
+def test_an_idle_time_shorter_than_the_keepalive_does_not_break_quiet_links(tmp_path: Path) -> None:
+    with Mesh(tmp_path) as mesh:
+        a, b, c = mesh.trio(idle_s=40.0, keepalive_s=1000.0)
+        for _ in range(10):
+            for member in (a, b, c):
+                member.clock.advance(10.0)
+            mesh.turns(2)
+        assert not any(isinstance(event, Disconnected) for member in (a, b, c) for event in member.events)
 
 
 def test_a_message_that_the_peers_role_may_not_send_is_dropped_and_counted(tmp_path: Path) -> None:
@@ -253,8 +266,8 @@ def test_plain_links_work_on_loopback_and_take_no_peer_beyond_it(tmp_path: Path)
         mesh.introduce()
         mesh.pump(mesh.linked)
         mesh.everybody_talks()
-        with pytest.raises(ValueError, match="loopback only"):
-            a.transport.set_peers({"b": "192.0.2.1:7000"})
+        a.transport.set_peers({"b": "192.0.2.1:7000"})
+        assert a.count("bad_peer_address") == 1
 
 
 def test_a_queue_bound_that_cannot_hold_one_message_is_refused(tmp_path: Path) -> None:
