@@ -9,13 +9,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raftmeta.log import hello as rules
 from raftmeta.log import messages as m
 from raftmeta.log.hello import member_uri
-from raftmeta.log.transport import Connected, Disconnected
+from raftmeta.log.transport import Connected, Disconnected, TransportPorts
 from raftmeta.security.certificates import Subject, Validity
 from raftmeta.security.tls import TlsFiles
 from tests.support.certificates import HOSTS, TestAuthority
@@ -126,6 +127,20 @@ def test_strangers_get_a_bounded_share_of_one_poll(tmp_path: Path) -> None:
             before = a.count("refused_bad_tls")
 
 
+def test_a_stranger_that_comes_again_and_again_does_not_flood_the_log(tmp_path: Path) -> None:
+    now = [1000.0]
+    with Mesh(tmp_path) as mesh, structlog.testing.capture_logs() as lines:
+        a = mesh.add("a", ports=TransportPorts(clock=lambda: now[0]))
+        for _ in range(20):
+            mesh.dial("a").send(b"GET / HTTP/1.1\r\n\r\n")
+        mesh.pump(lambda: a.count("refused_bad_tls") == 20)
+        assert [line["suppressed"] for line in lines if line["event"] == "refused_bad_tls"] == [0]
+        now[0] += 1.1
+        mesh.dial("a").send(b"GET / HTTP/1.1\r\n\r\n")
+        mesh.pump(lambda: a.count("refused_bad_tls") == 21)
+        assert [line["suppressed"] for line in lines if line["event"] == "refused_bad_tls"] == [0, 19]
+
+
 def other_cluster(mesh: Mesh, tmp_path: Path) -> TlsFiles:
     return TestAuthority(tmp_path / "other", "c1").member("b")
 
@@ -172,16 +187,19 @@ def own(mesh: Mesh, tmp_path: Path) -> TlsFiles:
         (own, "refused_self_connection"),
     ],
 )
-def test_a_certificate_that_proves_no_peer_is_refused(
-    tmp_path: Path, make: Callable[[Mesh, Path], TlsFiles], counter: str, caplog: pytest.LogCaptureFixture
+def test_a_certificate_that_proves_no_peer_is_refused_with_a_line_in_the_log(
+    tmp_path: Path, make: Callable[[Mesh, Path], TlsFiles], counter: str
 ) -> None:
-    with Mesh(tmp_path) as mesh:
+    with Mesh(tmp_path) as mesh, structlog.testing.capture_logs() as lines:
         a, _, _ = mesh.trio()
         intruder = mesh.dial_tls("a", make(mesh, tmp_path))
         intruder.hello("b", incarnation=99, dial=1)
         mesh.pump(intruder.is_closed)
         assert a.count(counter) == 1
         assert intruder.received == b"", "a refused connection learns nothing"
+        said = [line for line in lines if line["event"] == counter and line["member"] == "a"]
+        assert [(line["log_level"], line["remote"]) for line in said] == [("warning", "127.0.0.1")]
+        assert said[0]["detail"]
         undisturbed(mesh)
 
 
