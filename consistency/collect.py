@@ -94,7 +94,7 @@ class _Check:
         suspects = compare.needing_entries(wanted, answers)
         blocks: dict[tuple[str, str], Words] = {}
         if suspects:
-            self.checker.say(f"{wanted.deployment}: {len(suspects)} nodes differ; asking which tensors")
+            self.checker.say(f"{wanted.deployment}: {len(suspects)} of {len(answers)} nodes differ; asking which tensors")
             manifest = await self.checker.members.get_manifest(wanted.model, wanted.version)
             wanted = msgspec.structs.replace(wanted, tensors=target.tensors_of(manifest, wanted))
             answers = await _all(self._ask_entries(answer, wanted.deployment, suspects) for answer in answers)

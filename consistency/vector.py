@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import struct
 import sys
 from collections.abc import Mapping
@@ -178,7 +177,10 @@ def keys() -> Words:
 def backend(name: str | None = None) -> Backend:
     """A checked backend: "numba", "numpy", or the faster one that is installed. Raises RaftmetaError integrity when its check fails."""
     if name is None:
-        return backend("numba" if importlib.util.find_spec("numba") else "numpy")
+        try:
+            return backend("numba")
+        except ImportError:  # not installed, or not for this NumPy
+            return backend("numpy")
     if name not in ("numba", "numpy"):
         raise RaftmetaError("bad_field", f"vector backend {name!r} is unknown, expected numba or numpy")
     made = Backend(name, importlib.import_module(f"consistency.vector_{name}").block_sums)
