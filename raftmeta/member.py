@@ -22,11 +22,11 @@ from raftmeta.core.state import State
 from raftmeta.durable import DirectoryLock, OsDisk, lock_directory
 from raftmeta.log import marker as markers
 from raftmeta.log.configuration import Configuration
-from raftmeta.log.engine import Ports, Timing
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.port import Log
 from raftmeta.log.replica import Replica, ReplicaSetup
 from raftmeta.log.runner import Runner
+from raftmeta.log.setup import Ports, Timing
 from raftmeta.log.transport import TlsTransport
 from raftmeta.nodes import NodeTable
 from raftmeta.parts import Parts, open_parts

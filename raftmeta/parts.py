@@ -20,6 +20,7 @@ from raftmeta.log.boot import Recovered, recover
 from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.faults import JournalCorrupt
 from raftmeta.log.journal import Journal, Tuning
+from raftmeta.log.library import check_library
 from raftmeta.log.marker import Marker
 from raftmeta.log.runner import Identity, Network
 from raftmeta.log.settings import TransportSettings
@@ -46,6 +47,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 def open_parts(config: ServerConfig, disk: Disk) -> Parts:
     """The caller holds the directory's lock. Raises RaftmetaError naming what is wrong and what to do."""
+    check_library()
     marker = markers.read_marker(disk, config.data_dir)
     identity = _identity(config, disk, marker)
     if marker is None and _is_new(disk, config.data_dir) and config.peer is None:
@@ -76,11 +78,10 @@ def _open_journal(config: ServerConfig, disk: Disk, identity: Identity, worker: 
     try:
         return Journal.open(disk, config.data_dir / "journal", segment_bytes=config.limits.segment_bytes, tuning=tuning)
     except JournalCorrupt as damage:
-        if len(config.members) > 1:
-            hint = "its data is held by the other members: move the directory aside and add the member anew"
-        else:
-            hint = f"to go on without what is lost: raftmeta server --accept-data-loss-from {damage.damage.index}"
-        raise RaftmetaError("integrity", f"{damage.detail}; {hint}") from damage
+        if len(config.members) <= 1:
+            raise
+        others = "; with other members up, do not accept the loss: move the directory aside and let them bring the member up again"
+        raise RaftmetaError("integrity", damage.detail + others) from damage
 
 
 def _identity(config: ServerConfig, disk: Disk, marker: Marker | None) -> Identity:

@@ -9,8 +9,8 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.state import State
 from raftmeta.log import configuration as cfg
 from raftmeta.log.configuration import Configuration
-from raftmeta.log.engine import OP_MEMBERSHIP
 from raftmeta.log.journal import Journal
+from raftmeta.log.setup import OP_MEMBERSHIP
 from raftmeta.log.snapshots import SnapshotMeta, SnapshotStore
 
 SCAN_BYTES = 4 << 20

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 
@@ -21,9 +20,10 @@ from raftmeta.durable import DiskFull
 from raftmeta.log import configuration as cfg
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.election import PreVoteRound, Voters, is_sticky
-from raftmeta.log.guard import LogBounds, Rules, Verdict, plan_append, quorum_value, up_to_date, well_formed
+from raftmeta.log.guard import LogBounds, Verdict, plan_append, up_to_date, well_formed
 from raftmeta.log.journal import Journal
 from raftmeta.log.logview import LightEntry, LogView
+from raftmeta.log.memberships import Memberships
 from raftmeta.log.messages import (
     AnyMessage,
     AppendEntries,
@@ -37,54 +37,14 @@ from raftmeta.log.messages import (
     TimeoutNow,
     VoteReply,
 )
-from raftmeta.log.progress import Progress, SendState
+from raftmeta.log.replication import Leading, Replication
+from raftmeta.log.setup import Halted, Hooks, Setup
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2  # the library's numbers
 ROLE_NAMES = ("follower", "candidate", "leader")
-OP_COMMANDS, OP_NOOP, OP_MEMBERSHIP = 0, 1, 2  # first byte of a payload; 0..2 as in the library
-MAX_APPEND_BYTES = 1 << 20  # payload bytes of one append message
 MAX_APPLY_BYTES = 4 << 20  # payload bytes applied in one tick
+LEADER_ROOM_BYTES = 4096  # a leader must be able to write its first entry
 TICK_SLACK_S = 1e-6  # the library compares with "later than", so a tick exactly at its deadline would do nothing
-
-
-class Halted(Exception):
-    """Two truths about committed entries, or a broken invariant: the member stops before it serves either."""
-
-
-class Timing(msgspec.Struct, frozen=True):
-    heartbeat_s: float = 0.1
-    election_min_s: float = 1.0
-    election_max_s: float = 1.5
-    max_uncommitted: int = 2  # entries under way; commands that arrive meanwhile become one entry
-
-
-class Ports(msgspec.Struct, frozen=True):
-    clock: Callable[[], float]  # monotonic seconds
-    random: Callable[[], float]  # uniform in [0, 1)
-
-
-class Setup(msgspec.Struct, frozen=True):
-    """`configurations` are those of the snapshot and of every membership entry in the journal, by index; the last one is in force (R13)."""
-
-    member_id: str
-    applied_index: int  # covered by the recovered state
-    configurations: tuple[tuple[int, Configuration], ...]
-    bootstrap: bool  # the first leader writes the configuration as an entry
-    timing: Timing
-    ports: Ports
-    rules: Rules
-
-
-class Hooks(Protocol):
-    """What the engine asks of the replica that owns it."""
-
-    def send(self, peer: str, message: AnyMessage) -> None: ...
-    def next_payload(self) -> bytes | None: ...
-    def apply(self, index: int, term: int, payload: bytes) -> None: ...
-    def on_role(self, role: int) -> None: ...
-    def on_configuration(self, configuration: Configuration) -> None: ...
-    def on_chunk(self, peer: str, chunk: SnapshotChunk) -> SnapshotReply | None: ...
-    def next_chunk(self, peer: str, progress: Progress) -> SnapshotChunk | None: ...
 
 
 class Peer(Node):  # type: ignore[misc]
@@ -98,21 +58,17 @@ class Engine(SyncObj):  # type: ignore[misc]
     def __init__(self, setup: Setup, journal: Journal, hooks: Hooks) -> None:
         self._id, self._timing, self._ports, self._rules = setup.member_id, setup.timing, setup.ports, setup.rules
         self._journal, self._hooks = journal, hooks
-        self._configurations = list(setup.configurations)
+        self._memberships = Memberships(setup.configurations)
         self._announced = self.configuration
-        self._log = LogView(journal, self._on_appended, self._on_deleted_from)
-        self._progress: dict[str, Progress] = {}
+        self._log = LogView(journal, self._memberships.appended, self._memberships.deleted_from)
+        self.replication = Replication(journal, hooks, setup.timing, setup.rules)
         self._nodes: dict[str, Peer] = {}
         self._pre_vote, self._voters = PreVoteRound(self._timing.heartbeat_s), Voters()
         self._counting = False
         self._heard_at = self._ticked_at = float("-inf")
         self._noop_index = 0
         self._ack: tuple[int, int] = (0, 0)
-        self._told_commit = 0
-        self._push_at = float("inf")
         self._standing_by_transfer = False
-        self.round = 0
-        self.round_wanted = False
         self.holding = False  # new proposals wait while leadership moves
         self.violations = 0  # messages of peers that contradict themselves
         self._bootstrap = setup.bootstrap
@@ -158,14 +114,14 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     @property
     def configuration(self) -> Configuration:
-        return self._configurations[-1][1]
+        return self._memberships.current
 
     def configuration_at(self, index: int) -> Configuration:
-        return next(configuration for at, configuration in reversed(self._configurations) if at <= index)
+        return self._memberships.at(index)
 
     @property
     def match_indexes(self) -> dict[str, int]:
-        return {peer: progress.match for peer, progress in self._progress.items()} if self.role == LEADER else {}
+        return {peer: progress.match for peer, progress in self.replication.followers.items()} if self.role == LEADER else {}
 
     @property
     def may_serve_reads(self) -> bool:
@@ -177,13 +133,12 @@ class Engine(SyncObj):  # type: ignore[misc]
         """The newest round that a majority answered, this member included; 0 while it does not lead."""
         if self.role != LEADER:
             return 0
-        acked = [self._progress[peer].acked_round for peer in self.configuration.peers_of(self._id)]
-        return quorum_value([self.round, *acked], self.configuration.quorum)
+        return self.replication.confirmed_round(self.configuration.quorum)
 
     def next_deadline(self) -> float:
         """Monotonic time at which a tick is due although nothing arrives."""
         if self.role == LEADER:
-            due = min(float(self._SyncObj__newAppendEntriesTime), self._push_at)
+            due = min(float(self._SyncObj__newAppendEntriesTime), self.replication.push_at)
             return self._ports.clock() if self._work_left() else due + TICK_SLACK_S
         if self.applied_index < self.commit_index:
             return self._ports.clock()
@@ -207,9 +162,8 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def connected(self, peer: str) -> None:
         self._SyncObj__onNodeConnected(self._node(peer))
-        if self.role == LEADER and peer in self._progress:
-            progress = self._progress[peer]
-            progress.probe_from(progress.match + 1 if progress.match else progress.next, self.round)
+        if self.role == LEADER:
+            self.replication.reconnected(peer)
 
     def disconnected(self, peer: str) -> None:
         self._SyncObj__onNodeDisconnected(self._node(peer))
@@ -219,17 +173,17 @@ class Engine(SyncObj):  # type: ignore[misc]
         if self.role != LEADER:
             return "this member does not lead"
         if self._rules.one_change_at_a_time:
-            if self.commit_index < self._noop_index or self.commit_index < self._configurations[-1][0]:
+            if self.commit_index < self._noop_index or self.commit_index < self._memberships.current_index:
                 return "an earlier change is not committed yet"
             if not cfg.differs_by_one(self.configuration, new):
                 return "one member at a time"
-        self._append(bytes([OP_MEMBERSHIP]) + cfg.encode(new))
+        self._append(self._memberships.payload(new))
         self._refresh_configuration()
         return None
 
     def transfer(self, target: str) -> bool:
         """Ask `target` to stand at once; only when it holds everything. The caller holds new proposals meanwhile."""
-        progress = self._progress.get(target)
+        progress = self.replication.followers.get(target)
         if self.role != LEADER or progress is None or progress.match != self.last_index:
             return False
         self._hooks.send(target, TimeoutNow(self.term))
@@ -245,8 +199,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             self._journal.reset(index, term)
         self._SyncObj__raftLastApplied = index
         self._SyncObj__raftCommitIndex = max(index, min(self.commit_index, self.last_index))
-        later = [(at, c) for at, c in self._configurations if index < at <= self.last_index]
-        self._configurations = [(index, configuration), *later]
+        self._memberships.replaced(index, configuration, self.last_index)
         self._refresh_configuration()
 
     # ------------------------------------------------------------------ inbox
@@ -346,7 +299,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._library(peer, {"type": "append_entries", "term": term, "commit_index": self.commit_index})
 
     def _on_reply(self, peer: str, reply: AppendReply | SnapshotReply) -> None:
-        progress = self._progress.get(peer)
+        progress = self.replication.followers.get(peer)
         if not self._current(reply.term) or self.role != LEADER or progress is None:
             return
         matched, next_index = isinstance(reply, AppendReply) and reply.matched, 1
@@ -356,22 +309,7 @@ class Engine(SyncObj):  # type: ignore[misc]
                 self.violations += 1
                 return
         self._library(peer, {"type": "next_node_idx", "reset": False, "next_node_idx": next_index, "success": matched})
-        if isinstance(reply, SnapshotReply):
-            self._on_snapshot_reply(progress, reply)
-        elif matched:
-            progress.on_matched(next_index - 1, reply.round)
-        else:
-            progress.on_refused(next_index, reply.round, self.round)
-
-    def _on_snapshot_reply(self, progress: Progress, reply: SnapshotReply) -> None:
-        progress.acked_round = max(progress.acked_round, reply.round)
-        if progress.state is not SendState.SNAPSHOT or progress.snapshot is None or progress.snapshot.index != reply.index:
-            return
-        progress.waiting = False
-        if reply.installed:
-            progress.probe_from(reply.index + 1, self.round)
-        else:
-            progress.offset = min(max(reply.next_offset, 0), progress.snapshot.size_bytes)
+        self.replication.on_reply(progress, reply)
 
     def _on_chunk(self, peer: str, chunk: SnapshotChunk) -> None:
         if chunk.term < self.term:
@@ -411,51 +349,9 @@ class Engine(SyncObj):  # type: ignore[misc]
     # ------------------------------------------------------------------ sending
 
     def _replicate(self, everyone: bool) -> None:
-        """One round: to each follower the entries it may get now; an empty append to the others when `everyone` must hear."""
-        now = self._ports.clock()
-        self.round += 1
-        self.round_wanted = False
-        for peer, progress in sorted(self._progress.items()):
-            if self._node(peer) not in self._SyncObj__connectedNodes:
-                continue
-            sent = self._send_to(peer, progress, now)
-            if everyone and not sent:
-                if progress.state is SendState.PROBE and now - progress.sent_at > self._timing.heartbeat_s:
-                    progress.waiting = False  # the probe or its answer was lost
-                prev = progress.next - 1
-                held = progress.state is not SendState.SNAPSHOT and prev >= self._log.base_index
-                self._send_append(peer, prev if held else 0, ())  # every log agrees at 0: a mere heartbeat
-        if everyone:
-            self._told_commit = self.commit_index
-            self._push_at = float("inf")
-
-    def _send_to(self, peer: str, progress: Progress, now: float) -> bool:
-        if progress.state is SendState.SNAPSHOT or progress.next <= self._log.base_index:
-            return self._send_chunk(peer, progress, now)
-        sent = False
-        while progress.next <= self.last_index and (progress.may_send() or not self._rules.window):
-            found = self._journal.entries(progress.next, self.last_index + 1, MAX_APPEND_BYTES)
-            entries = tuple(Entry(index, term, payload) for index, term, payload in found)
-            self._send_append(peer, progress.next - 1, entries)
-            progress.on_sent(entries[-1].index, sum(len(entry.payload) for entry in entries), now)
-            sent = True
-        return sent
-
-    def _send_chunk(self, peer: str, progress: Progress, now: float) -> bool:
-        """R15: one chunk at a time, each after the answer to the one before, or again when that answer does not come."""
-        if progress.waiting and now - progress.sent_at <= self._timing.election_min_s:
-            return False
-        chunk = self._hooks.next_chunk(peer, progress)
-        if chunk is None:
-            return False
-        progress.waiting, progress.sent_at = True, now
-        self._hooks.send(peer, chunk)
-        return True
-
-    def _send_append(self, peer: str, prev_index: int, entries: tuple[Entry, ...]) -> None:
-        prev_term = self._journal.term_at(prev_index) if prev_index >= self._log.base_index else 0
-        assert prev_term is not None, prev_index
-        self._hooks.send(peer, AppendEntries(self.term, prev_index, prev_term, self.commit_index, self.round, entries))
+        connected = self._SyncObj__connectedNodes
+        reachable = [peer for peer in self.replication.followers if self._node(peer) in connected]
+        self.replication.send_round(Leading(self.term, self.commit_index, self._ports.clock()), reachable, everyone)
 
     def _append(self, payload: bytes) -> int:
         index = self.last_index + 1
@@ -465,32 +361,21 @@ class Engine(SyncObj):  # type: ignore[misc]
     def _work_left(self) -> bool:
         behind = self.applied_index < self.commit_index
         alone = self.configuration.quorum == 1 and self.commit_index < self._journal.synced_index
-        return behind or alone or self.round_wanted
-
-    # ------------------------------------------------------------------ configuration
-
-    def _on_appended(self, index: int, payload: bytes) -> None:
-        if payload[0] == OP_MEMBERSHIP:
-            self._configurations.append((index, cfg.decode(payload[1:])))
-
-    def _on_deleted_from(self, index: int) -> None:
-        while len(self._configurations) > 1 and self._configurations[-1][0] >= index:
-            self._configurations.pop()
+        return behind or alone or self.replication.round_wanted
 
     def _refresh_configuration(self) -> None:
-        """The configuration in force is the latest in the log, committed or not (R13, R18)."""
-        wanted = {self._node(peer) for peer in self.configuration.peers_of(self._id)}
+        """R13, R18: tell the library when the configuration in force is another one than before."""
         if self.configuration is self._announced:
             return
         self._announced = self.configuration
-        self._SyncObj__updateClusterConfiguration(sorted(wanted, key=lambda node: str(node.id)))
+        peers = self.configuration.peers_of(self._id)
+        self._SyncObj__updateClusterConfiguration([self._node(peer) for peer in peers])
         if self.role == LEADER:
             now = self._ports.clock()
-            for node in wanted:
-                self._SyncObj__lastResponseTime.setdefault(node, now)
-                self._SyncObj__raftMatchIndex.setdefault(node, 0)
-            peers = self.configuration.peers_of(self._id)
-            self._progress = {peer: self._progress.get(peer) or Progress(self.last_index + 1) for peer in peers}
+            for peer in peers:
+                self._SyncObj__lastResponseTime.setdefault(self._node(peer), now)
+                self._SyncObj__raftMatchIndex.setdefault(self._node(peer), 0)
+            self.replication.set_peers(peers)
         self._hooks.on_configuration(self.configuration)
 
     # ------------------------------------------------------------------ the library's seams
@@ -555,18 +440,18 @@ class Engine(SyncObj):  # type: ignore[misc]
         return [self._log.light(index) for index in range(from_index, last + 1)]
 
     def _SyncObj__onBecomeLeader(self) -> None:
-        if not self._journal.has_room(4096):
+        if not self._journal.has_room(LEADER_ROOM_BYTES):
             self._step_down()
             return
         counting, self._counting = self._counting, False
-        self._progress = {peer: Progress(self.last_index + 1) for peer in self.configuration.peers_of(self._id)}
+        self.replication.begin(self.configuration.peers_of(self._id))
         self._noop_index = self.last_index + 1
         self._pre_vote.reset()
         self.holding = False
         SyncObj._SyncObj__onBecomeLeader(self)
         self._SyncObj__transferInProgress = False
         if self._bootstrap:
-            self._append(bytes([OP_MEMBERSHIP]) + cfg.encode(self.configuration))
+            self._append(self._memberships.payload(self.configuration))
             self._bootstrap = False
         self._counting = counting
 
@@ -599,10 +484,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             if payload is None:
                 break
             self._append(payload)
-        now = self._ports.clock()
-        if self._told_commit < self.commit_index and self._push_at == float("inf"):
-            self._push_at = now + self._timing.heartbeat_s / 50
-        self._replicate(everyone=self.round_wanted or now >= self._push_at)
+        self._replicate(everyone=False)
 
     def _SyncObj__applyLogEntries(self) -> bool:
         self._counting = False

@@ -111,7 +111,9 @@ class SnapshotExchange:
         except SnapshotGone:
             progress.start_snapshot(self._latest or meta)
             return None
-        return SnapshotChunk(engine.term, meta.index, meta.term, meta.size_bytes, meta.sha256, progress.offset, data, engine.round)
+        return SnapshotChunk(
+            engine.term, meta.index, meta.term, meta.size_bytes, meta.sha256, progress.offset, data, engine.replication.round
+        )
 
     # ------------------------------------------------------------------ from the leader
 

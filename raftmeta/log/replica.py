@@ -17,10 +17,10 @@ from raftmeta.core.commands import Body
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
-from raftmeta.log import engine
+from raftmeta.log import setup as ops
 from raftmeta.log.boot import Recovered
 from raftmeta.log.configuration import Configuration
-from raftmeta.log.engine import LEADER, Engine, Halted, Ports, Setup, Timing
+from raftmeta.log.engine import LEADER, Engine
 from raftmeta.log.exchange import SnapshotExchange
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal
@@ -41,6 +41,7 @@ from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.progress import Progress
 from raftmeta.log.proposals import Pending, Proposals, Result, Sink, commands_of, decode_body
 from raftmeta.log.reads import Reads, ReadSink
+from raftmeta.log.setup import Halted, Ports, Setup, Timing
 
 EXPIRY_S = 0.05  # how often deadlines of waiting callers are looked at
 BARRIER_S = 0.5  # a member without readers renews its barrier this often, so that its staleness is known
@@ -244,9 +245,9 @@ class Replica:
         if self.reads.idle and self._leader and now - self.reads.barrier_started_at >= BARRIER_S:
             self.reads.submit(now + self._setup.timing.election_min_s, _nobody)
         if self.engine.role == LEADER:
-            number = self.engine.round + 1 if self._setup.rules.confirm_reads else 0
+            number = self.engine.replication.round + 1 if self._setup.rules.confirm_reads else 0
             if self.engine.may_serve_reads and self.reads.start_round(number, self.engine.commit_index, now):
-                self.engine.round_wanted = True
+                self.engine.replication.round_wanted = True
         elif self._leader in self._connected:
             question = self.reads.ask(now, self._setup.timing.heartbeat_s * 2)
             if question is not None:
@@ -282,22 +283,22 @@ class Replica:
         batch = self.proposals.next_batch(self._setup.wall_ms())
         assert batch is not None
         self.proposals.appended(self.engine.last_index + 1, self.engine.term, batch.sinks)
-        return bytes([engine.OP_COMMANDS]) + batch.payload
+        return bytes([ops.OP_COMMANDS]) + batch.payload
 
     def apply(self, index: int, term: int, payload: bytes) -> None:
         """One committed entry. Apply is total, so whatever is raised in here stops the member (R5)."""
         outcomes: Sequence[Outcome] = ()
         match payload[0]:
-            case engine.OP_COMMANDS:
+            case ops.OP_COMMANDS:
                 before = self.state.revision
                 applied = apply_batch(self.state, commands_of(memoryview(payload)[1:]))
                 self.state, outcomes = applied.state, applied.outcomes
                 self._observer.applied(applied.state, applied.events)
                 if before // REPORT_EVERY != self.state.revision // REPORT_EVERY:
                     self._report()
-            case engine.OP_NOOP:
+            case ops.OP_NOOP:
                 pass
-            case engine.OP_MEMBERSHIP:
+            case ops.OP_MEMBERSHIP:
                 if self._bootstrap_pending:
                     self._bootstrap_pending = False
                     self._observer.bootstrapped()

@@ -15,10 +15,10 @@ import msgspec
 import pysyncobj.syncobj
 
 from raftmeta.log.configuration import MemberSpec, configuration_of
-from raftmeta.log.engine import Timing
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
 from raftmeta.log.peers import PeerEvent
+from raftmeta.log.setup import Timing
 from tests.simulation.clients import Clients
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Invariants, Violation

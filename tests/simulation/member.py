@@ -6,21 +6,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from raftmeta.log.snapshots import SnapshotStore
-
 from raftmeta.core.commands import Body
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DiskFailed
 from raftmeta.log.boot import recover
 from raftmeta.log.configuration import Configuration
-from raftmeta.log.engine import Halted, Ports, Timing
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AnyMessage
 from raftmeta.log.peers import PeerEvent
 from raftmeta.log.replica import Replica, ReplicaSetup
+from raftmeta.log.setup import Halted, Ports, Timing
+from raftmeta.log.snapshots import SnapshotStore
 from raftmeta.log.spares import InlineWorker
 from tests.simulation.invariants import Invariants
 from tests.support.memory_disk import MemoryDisk, PowerLost

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
-from raftmeta.log.engine import LEADER, OP_COMMANDS, Engine, Ports, Setup, Timing
+from raftmeta.log.engine import LEADER, Engine
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AnyMessage, AppendEntries, AppendReply, Entry, PreVoteReply, SnapshotChunk, SnapshotReply, VoteReply
 from raftmeta.log.progress import Progress
+from raftmeta.log.setup import OP_COMMANDS, Ports, Setup, Timing
 from tests.support.memory_disk import MemoryDisk
 
 DIRECTORY = Path("/data/journal")
@@ -85,7 +86,7 @@ class LoneEngine:
         self.step()
 
     def ack(self, match: int, term: int | None = None) -> AppendReply:
-        return AppendReply(self.engine.term if term is None else term, True, match + 1, self.engine.round)
+        return AppendReply(self.engine.term if term is None else term, True, match + 1, self.engine.replication.round)
 
     def append(self, prev: tuple[int, int], entries: tuple[Entry, ...] = (), *, term: int = 1, commit: int = 0) -> AppendEntries:
         return AppendEntries(term, prev[0], prev[1], commit, 1, entries)

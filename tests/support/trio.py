@@ -14,7 +14,7 @@ from raftmeta.core.state import State
 from raftmeta.core.types import VersionSummary
 from raftmeta.log.boot import recover
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
-from raftmeta.log.engine import LEADER, Ports, Timing
+from raftmeta.log.engine import LEADER
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
@@ -22,6 +22,7 @@ from raftmeta.log.messages import AnyMessage, Proposal
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.proposals import Result, encode_body
 from raftmeta.log.replica import Replica, ReplicaSetup
+from raftmeta.log.setup import Ports, Timing
 from raftmeta.log.snapshots import SnapshotStore
 from raftmeta.log.spares import InlineWorker
 from tests.support.memory_disk import MemoryDisk

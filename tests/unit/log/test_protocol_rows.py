@@ -11,10 +11,11 @@ import sys
 
 import pytest
 
-from raftmeta.log.engine import FOLLOWER, LEADER, Halted, Peer
+from raftmeta.log.engine import FOLLOWER, LEADER, Peer
 from raftmeta.log.guard import Rules
 from raftmeta.log.messages import AppendEntries, AppendReply, PreVote, PreVoteReply, RequestVote, TimeoutNow, VoteReply
 from raftmeta.log.progress import MAX_INFLIGHT_MESSAGES, Progress
+from raftmeta.log.setup import Halted
 from tests.support.lone_engine import LoneEngine, entry, payload, trio
 
 both = pytest.mark.parametrize("on", [True, False], ids=["rule on", "rule off"])
@@ -198,7 +199,7 @@ def test_r15_a_follower_that_does_not_answer_gets_a_window_and_no_more(on: bool)
         lone.waiting.append(chunk)
         lone.step(("m2", lone.ack(lone.engine.last_index)))
     sent = 0
-    progress = lone.engine._progress["m3"]
+    progress = lone.engine.replication.followers["m3"]
     for size, _ in ((size, last) for last, size in progress.sent):
         sent += size
     assert (sent <= (9 << 20) and len(progress.sent) <= MAX_INFLIGHT_MESSAGES) is on
@@ -207,7 +208,7 @@ def test_r15_a_follower_that_does_not_answer_gets_a_window_and_no_more(on: bool)
 def test_r15_while_a_snapshot_is_not_ready_a_tick_sends_one_heartbeat_and_ends() -> None:
     lone = LoneEngine(terms=(1,) * 50)
     lone.elect()
-    lone.engine._progress["m3"].next = 0  # needs what the journal does not hold
+    lone.engine.replication.followers["m3"].next = 0  # needs what the journal does not hold
     for _ in range(20):
         lone.step(("m2", lone.ack(lone.engine.last_index)), after_s=0.11)
         assert len(lone.sent_to("m3", AppendEntries)) <= 1
@@ -292,7 +293,7 @@ def test_messages_that_contradict_themselves_change_nothing() -> None:
 def test_a_follower_that_claims_more_than_the_log_holds_is_not_believed() -> None:
     lone = LoneEngine()
     lone.elect()
-    lone.step(("m2", AppendReply(lone.engine.term, True, 1 << 60, lone.engine.round)))
+    lone.step(("m2", AppendReply(lone.engine.term, True, 1 << 60, lone.engine.replication.round)))
     assert lone.engine.match_indexes["m2"] <= lone.engine.last_index
     assert lone.engine.violations == 1
 

@@ -12,13 +12,14 @@ from raftmeta.core.state import decode_outcome
 from raftmeta.log import configuration as cfg
 from raftmeta.log.boot import recover
 from raftmeta.log.configuration import MemberSpec, configuration_of
-from raftmeta.log.engine import LEADER, OP_MEMBERSHIP, Halted
+from raftmeta.log.engine import LEADER
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AppendReply, Forward, ForwardReply, Proposal, SnapshotChunk
 from raftmeta.log.peers import Received
 from raftmeta.log.proposals import MAX_QUEUED, Pending, Proposals, Result, encode_body
+from raftmeta.log.setup import OP_MEMBERSHIP, Halted
 from raftmeta.log.snapshots import SnapshotStore
 from tests.support.memory_disk import MemoryDisk
 from tests.support.trio import Trio, publish
@@ -211,7 +212,7 @@ def test_r14_a_suffix_of_fifty_divergent_entries_rejoins_in_a_few_round_trips() 
     for number in range(30):
         assert trio.write(leader, f"v{number}").code == "ok"
     assert old.replica.engine.last_index == common + 50
-    leader.replica.engine._progress[old.name].next = leader.replica.engine.last_index + 1  # as after another election
+    leader.replica.engine.replication.followers[old.name].next = leader.replica.engine.last_index + 1  # as after another election
     refusals = 0
 
     def count(sender: str, receiver: str, message: object) -> bool:
