@@ -120,7 +120,8 @@ def test_every_contradiction_is_told_at_once(tmp_path: Path) -> None:
         "[peer] is needed",
         "'a' is not among the members d, b, c",
         "election_max_s 1.5 must exceed",
-        "at least 3 times heartbeat_s",
+        "election_min_s 2.0 must be at least 3 times heartbeat_s",
+        "link_idle_s 1.5 must be at least 3 times heartbeat_s",
     ):
         assert part in detail
 
