@@ -3,8 +3,8 @@
 The library keeps what it does well: counting votes, the commit rule, changing terms, appending. Around it stand our rules (guard.py): what
 is received is judged first and reaches the library only in a shape that it handles safely; what it wants to send goes through `Hooks` and
 leaves after the journal's sync. Methods named `_SyncObj__x` replace the library's private ones, since its calls go through `self`.
-docs/adr/0002 lists every method of the library: inherited, wrapped, replaced, and why. The engine knows no clock but its port, no network,
-no state machine.
+docs/adr/engine-behind-a-wall.md lists every method of the library: inherited, wrapped, replaced, and why. The engine knows no clock but its
+port, no network, no state machine.
 """
 
 from __future__ import annotations
