@@ -161,13 +161,20 @@ def test_a_waiting_watcher_is_woken_by_another_thread() -> None:
     async def work() -> None:
         hub = WatchHub(0)
         with hub.subscribe(0) as watch:
-            threading.Thread(target=hub.publish, args=([event(1)], 1)).start()
-            assert await watch.wait(5)
+            assert await woken(watch, hub.publish, [event(1)], 1)
             assert drain(watch) == [1]
             assert not await watch.wait(0.01)
-            threading.Thread(target=hub.compacted, args=(9,)).start()
-            assert await watch.wait(5)
+            assert await woken(watch, hub.compacted, 9)
             assert code_of(watch.take) == "compacted"
+
+    async def woken(watch: Subscription, call: Any, *values: Any) -> bool:
+        waiting = asyncio.ensure_future(watch.wait(5))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        thread = threading.Thread(target=call, args=values)
+        thread.start()
+        thread.join()
+        return await waiting
 
     asyncio.run(work())
 

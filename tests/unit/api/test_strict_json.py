@@ -108,6 +108,12 @@ def test_a_free_form_part_is_bounded_in_depth_and_strict() -> None:
     assert code_of(VERDICT, b'{"deployment":"d","verdict":"consistent","report":{"a":{"b":1,"b":1}}}') == "bad_json"
 
 
+def test_an_escaped_colon_hides_no_repeated_key() -> None:
+    sent = b'{"rollout_id":"r","side":"primary","stage":"failed","checksum":"","boot_id":"b","code":"x"'
+    assert Body(AttestBody).decode(sent + b',"detail":"a\\u003ab"}').detail == "a:b"
+    assert code_of(Body(AttestBody), sent + b',"detail":"a\\u003ab","detail":"a\\u003ab"}') == "bad_json"
+
+
 def test_numbers_beyond_their_range_are_a_bad_field() -> None:
     sent = {"rollout_id": "r", "side": "primary", "stage": "ready", "checksum": "", "boot_id": "b", "counters": {"bytes_total": 1 << 70}}
     assert code_of(Body(AttestBody), json.dumps(sent).encode()) == "bad_field"
