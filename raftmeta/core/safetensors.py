@@ -80,13 +80,11 @@ def _load(data: bytes) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                _refuse(f"{name[:80]!r} stands twice", tensor=name[:80], expected="once", found="twice")
-            seen.add(name)
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            _refuse(f"{name[:80]!r} stands twice", tensor=name[:80], expected="once", found="twice")
+        made[name] = value
     return made
 
 

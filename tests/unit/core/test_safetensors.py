@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import DTYPE_BITS, tensor_bytes
+from raftmeta.core.manifest import DTYPE_BITS, MAX_TENSORS, tensor_bytes
 from raftmeta.core.safetensors import MAX_HEADER_BYTES, Header, HeaderTensor, header_length, parse_header
 from tests.support.weights import file_bytes, header_of, safetensors_bytes, tiny_tensors
 
@@ -58,6 +58,12 @@ def test_metadata_and_padding_are_no_tensors() -> None:
 
 def test_a_file_without_tensors_passes() -> None:
     assert parse(file_bytes({}, b"")).tensors == ()
+
+
+def test_a_header_of_too_many_tensors_is_refused() -> None:
+    empty = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps(dict.fromkeys(map(str, range(MAX_TENSORS + 1)), empty), separators=(",", ":"))
+    assert "too many tensors" in refusal(file_bytes(text, b"")).detail
 
 
 GOOD: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -128,6 +134,10 @@ FLAWS: dict[str, tuple[bytes, str]] = {
     "trailing byte": (file_bytes({"w": GOOD}, bytes(9)), "bytes follow the last tensor"),
     "data without tensors": (file_bytes({}, b"x"), "bytes follow the last tensor"),
     "cut data": (file_bytes({"w": GOOD}, bytes(7)), "tensor 'w' ends behind it"),
+    "200,001 tensors": (
+        file_bytes(json.dumps(dict.fromkeys(range(200_001), 0)), b""),
+        "too many tensors: expected at most 200000, found 200001",
+    ),
     "empty name": (file_bytes({"": GOOD}, bytes(8)), "empty or too long"),
     "name of 1025 bytes": (file_bytes({"é" * 512 + "x": GOOD}, bytes(8)), "expected 1..1024 bytes, found 1025 bytes"),
     "NUL in the name": (file_bytes({"a\0b": GOOD}, bytes(8)), "control character"),
