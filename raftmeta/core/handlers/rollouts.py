@@ -53,16 +53,13 @@ def advance_rollout(work: Work, body: AdvanceRollout) -> bytes | Refusal:
     row = ROWS[rollout.phase]
     assert row.forward is not None, row
     changes: dict[str, object] = {"phase": row.forward, "phase_revision": work.revision, "phase_ms": work.cluster_ms}
-    match row.effect:
-        case Effect.SWITCH:
-            changes |= {"switched_revision": work.revision, "switched_ms": work.cluster_ms}
-            _switch(work, deployment, rollout)
-        case Effect.FINISH:
-            changes |= {"status": RolloutStatus.DONE, "ended_ms": work.cluster_ms}
-            done = msgspec.structs.replace(deployment, activated_revision=work.revision, activated_ms=work.cluster_ms)
-            work.deployments.put(deployment.name, done)
-        case Effect.NOTHING:
-            pass
+    if row.effect is Effect.SWITCH:
+        changes |= {"switched_revision": work.revision, "switched_ms": work.cluster_ms}
+        _switch(work, deployment, rollout)
+    elif row.effect is Effect.FINISH:
+        changes |= {"status": RolloutStatus.DONE, "ended_ms": work.cluster_ms}
+        done = msgspec.structs.replace(deployment, activated_revision=work.revision, activated_ms=work.cluster_ms)
+        work.deployments.put(deployment.name, done)
     work.rollouts.put(rollout.id, msgspec.structs.replace(rollout, **changes))
     return result(phase=row.forward.value)
 

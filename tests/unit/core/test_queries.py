@@ -168,15 +168,14 @@ def test_running_rollouts_are_listed_by_deployment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("report", "shown"), [(b'{"findings": [1]}', {"findings": [1]}), (b"\xffno", "\ufffdno"), (b"[" * 100_000, "[" * 100_000)]
+    ("report", "shown"),
+    [(b'{"findings": [1]}', {"findings": [1]}), (b"\xffno", "\ufffdno"), (b"[" * 60_000, "[" * 60_000)],
 )
 def test_a_verdict_shows_its_report_as_json_or_as_text(report: bytes, shown: object) -> None:
     world = serving_world()
-    world.ok(declaration("e"))
-    world.do(c.RecordVerdict("e", "consistent", report[: 64 << 10]))
+    world.ok(c.RecordVerdict("d", "consistent", report))
     (item,) = q.verdicts_page(world.state, 5).items
-    assert item["deployment"] == "e"
-    assert item["report"] == (shown if not isinstance(shown, str) else shown[: 64 << 10])
+    assert (item["deployment"], item["report"]) == ("d", shown)
 
 
 def test_verdicts_are_paged_by_deployment() -> None:

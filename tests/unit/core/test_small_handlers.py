@@ -6,9 +6,12 @@ import msgspec
 import pytest
 
 from raftmeta.core import commands as c
+from raftmeta.core.handlers.checks import result
+from raftmeta.core.handlers.feature_level import raise_feature_level
 from raftmeta.core.handlers.verdicts import MAX_REPORT_BYTES
-from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL
+from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL, State
 from raftmeta.core.types import Verdict
+from raftmeta.core.work import Work
 from tests.support.commands import World, serving_world
 
 
@@ -38,18 +41,11 @@ def test_a_report_may_fill_its_limit() -> None:
 
 
 def test_the_feature_level_rises_by_one_up_to_what_this_build_knows() -> None:
-    world = World()
-    world.state = msgspec.structs.replace(world.state, feature_level=SUPPORTED_FEATURE_LEVEL - 1)
-    # at a lower level this build's commands are not understood, so the handler is asked directly
-    from raftmeta.core.handlers.feature_level import raise_feature_level
-    from raftmeta.core.work import Work
-
-    work = Work(world.state)
-    assert msgspec.msgpack.decode(bytes(raise_feature_level(work, c.RaiseFeatureLevel(SUPPORTED_FEATURE_LEVEL)))) == {
-        "level": SUPPORTED_FEATURE_LEVEL
-    }
-    assert work.feature_level == SUPPORTED_FEATURE_LEVEL
-    assert work.finish().feature_level == SUPPORTED_FEATURE_LEVEL
+    """At a lower level this build's commands are not understood, so the handler is asked directly."""
+    work = Work(msgspec.structs.replace(State.empty(), feature_level=SUPPORTED_FEATURE_LEVEL - 1))
+    done = raise_feature_level(work, c.RaiseFeatureLevel(SUPPORTED_FEATURE_LEVEL))
+    assert done == result(level=SUPPORTED_FEATURE_LEVEL)
+    assert work.feature_level == work.finish().feature_level == SUPPORTED_FEATURE_LEVEL
 
 
 def test_raising_to_the_present_level_changes_nothing() -> None:
