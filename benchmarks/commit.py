@@ -62,14 +62,14 @@ def members(plain: bool) -> Iterator[tuple[list[Process], etcd.Tls]]:
         processes = []
         for file in made.servers:
             if plain:
-                _make_plain(file)
+                make_plain(file)
             process = Process(file)
             stack.callback(process.end)
             processes.append(process)
-        yield _leader_first(processes), _tls_files(made.servers[0])
+        yield _leader_first(processes), tls_files(made.servers[0])
 
 
-def _make_plain(file: Path) -> None:
+def make_plain(file: Path) -> None:
     """The same member without TLS between members."""
     lines = file.read_text().splitlines()
     table = ""
@@ -84,7 +84,7 @@ def _make_plain(file: Path) -> None:
     file.write_text("\n".join(kept) + "\n")
 
 
-def _tls_files(server: Path) -> etcd.Tls:
+def tls_files(server: Path) -> etcd.Tls:
     import tomllib
 
     peer = tomllib.loads(server.read_text())["peer"]
