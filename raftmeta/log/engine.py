@@ -69,7 +69,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._noop_index = 0
         self._ack: tuple[int, int] = (0, 0)
         self._standing_by_transfer = False
-        self.holding = False  # new proposals wait while leadership moves
+        self._hold_until = float("-inf")  # new proposals wait while leadership moves (R17)
         self.violations = 0  # messages of peers that contradict themselves
         self._bootstrap = setup.bootstrap
         conf = SyncObjConf(
@@ -182,10 +182,11 @@ class Engine(SyncObj):  # type: ignore[misc]
         return None
 
     def transfer(self, target: str) -> bool:
-        """Ask `target` to stand at once; only when it holds everything. The caller holds new proposals meanwhile."""
+        """Ask `target` to stand at once; only when it holds everything. New proposals wait for at most one election timeout (R17)."""
         progress = self.replication.followers.get(target)
         if self.role != LEADER or progress is None or progress.match != self.last_index:
             return False
+        self._hold_until = self._ports.clock() + self._timing.election_min_s
         self._hooks.send(target, TimeoutNow(self.term))
         return True
 
@@ -447,7 +448,6 @@ class Engine(SyncObj):  # type: ignore[misc]
         self.replication.begin(self.configuration.peers_of(self._id))
         self._noop_index = self.last_index + 1
         self._pre_vote.reset()
-        self.holding = False
         SyncObj._SyncObj__onBecomeLeader(self)
         self._SyncObj__transferInProgress = False
         if self._bootstrap:
@@ -459,7 +459,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         old = self.role
         SyncObj._SyncObj__setState(self, new_state)
         if old != new_state:
-            self.holding = False
+            self._hold_until = float("-inf")
             self._hooks.on_role(new_state)
 
     def _SyncObj__sendNextNodeIdx(
@@ -470,7 +470,8 @@ class Engine(SyncObj):  # type: ignore[misc]
         success: bool = False,
     ) -> None:
         matched, round_number = self._ack
-        self._hooks.send(str(node.id), AppendReply(self.term, success, matched + 1, round_number))
+        room = self._journal.has_room(LEADER_ROOM_BYTES)
+        self._hooks.send(str(node.id), AppendReply(self.term, success, matched + 1, round_number, room))
 
     def _SyncObj__sendAppendEntries(self) -> None:
         self._SyncObj__newAppendEntriesTime = self._ports.clock() + self._timing.heartbeat_s
@@ -479,7 +480,8 @@ class Engine(SyncObj):  # type: ignore[misc]
     def _checkCommandsToApply(self) -> None:
         if self.role != LEADER:
             return
-        while not self.holding and self.last_index - self.commit_index < self._timing.max_uncommitted:
+        held = self._ports.clock() < self._hold_until
+        while not held and self.last_index - self.commit_index < self._timing.max_uncommitted:
             payload = self._hooks.next_payload()
             if payload is None:
                 break

@@ -42,6 +42,7 @@ class AppendReply(Message, frozen=True, tag=2):
     matched: bool
     next_index: int
     round: int
+    room: bool = True  # the sender could take another entry (D4); a leader without room looks for such a member
 
 
 class RequestVote(Message, frozen=True, tag=3):

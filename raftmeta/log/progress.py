@@ -24,7 +24,20 @@ class SendState(Enum):
 class Progress:
     """One follower in one term of this leader."""
 
-    __slots__ = ("acked_round", "match", "next", "offset", "refusals_from", "sent", "sent_at", "sent_bytes", "snapshot", "state", "waiting")
+    __slots__ = (
+        "acked_round",
+        "match",
+        "next",
+        "offset",
+        "refusals_from",
+        "room",
+        "sent",
+        "sent_at",
+        "sent_bytes",
+        "snapshot",
+        "state",
+        "waiting",
+    )
 
     def __init__(self, next_index: int) -> None:
         self.match = 0
@@ -38,6 +51,7 @@ class Progress:
         self.sent_at = 0.0
         self.snapshot: SnapshotMeta | None = None
         self.offset = 0
+        self.room = True  # it said that its journal could take another entry
 
     def may_send(self) -> bool:
         """Whether another append with entries may leave now."""

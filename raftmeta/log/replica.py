@@ -277,13 +277,20 @@ class Replica:
         if not self.proposals.queue:
             return None
         if not self._journal.has_room(self.proposals.queue_bytes):
-            self.proposals.end_queued("disk_full")
-            self._observer.alarm("disk_full", "no room for another entry; new commands are refused")
+            self._without_room()
             return None
         batch = self.proposals.next_batch(self._setup.wall_ms())
         assert batch is not None
         self.proposals.appended(self.engine.last_index + 1, self.engine.term, batch.sinks)
         return bytes([ops.OP_COMMANDS]) + batch.payload
+
+    def _without_room(self) -> None:
+        """D4: refuse what waits, stay up, and let a member that has room lead."""
+        self.proposals.end_queued("disk_full")
+        self._observer.alarm("disk_full", "no room for another entry; new commands are refused")
+        successor = self.engine.replication.successor()
+        if successor is not None and successor in self._connected:
+            self.engine.transfer(successor)
 
     def apply(self, index: int, term: int, payload: bytes) -> None:
         """One committed entry. Apply is total, so whatever is raised in here stops the member (R5)."""

@@ -58,7 +58,9 @@ class Replication:
     def on_reply(self, progress: Progress, reply: AppendReply | SnapshotReply) -> None:
         if isinstance(reply, SnapshotReply):
             self._on_snapshot_reply(progress, reply)
-        elif reply.matched:
+            return
+        progress.room = reply.room
+        if reply.matched:
             progress.on_matched(reply.next_index - 1, reply.round)
         else:
             progress.on_refused(reply.next_index, reply.round, self.round)
@@ -72,6 +74,11 @@ class Replication:
             progress.probe_from(reply.index + 1, self.round)
         else:
             progress.offset = min(max(reply.next_offset, 0), progress.snapshot.size_bytes)
+
+    def successor(self) -> str | None:
+        """A follower that holds everything and has room for more, the first by name (D4)."""
+        last_index = self._journal.last_index
+        return next((peer for peer, progress in self.followers.items() if progress.room and progress.match == last_index), None)
 
     # ------------------------------------------------------------------ one pass
 

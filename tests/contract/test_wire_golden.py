@@ -26,7 +26,7 @@ GOLDEN: list[tuple[m.AnyMessage, str]] = [
         ),
         "970107cd012c06cd012bce000111709293cd012d07c4040061626393cd012e07c40101",
     ),
-    (m.AppendReply(term=7, matched=True, next_index=303, round=70_000), "950207c3cd012fce00011170"),
+    (m.AppendReply(term=7, matched=True, next_index=303, round=70_000), "960207c3cd012fce00011170c3"),
     (m.RequestVote(term=8, last_index=302, last_term=7, transfer=False), "950308cd012e07c2"),
     (m.VoteReply(term=8, granted=True), "930408c3"),
     (m.PreVote(term=7, last_index=302, last_term=7), "940507cd012e07"),

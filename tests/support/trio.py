@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pysyncobj.syncobj
 
@@ -79,6 +80,7 @@ class Trio:
         authorize: Callable[[str, Body], bool] = lambda principal, body: True,
         names: tuple[str, ...] = ("m1", "m2", "m3"),
         segment_bytes: int = 1 << 20,
+        capacities: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.now = 100.0
         self.segment_bytes = segment_bytes
@@ -90,7 +92,7 @@ class Trio:
         self.boxes: dict[str, Box] = {}
         pysyncobj.syncobj.monotonicTime = lambda: self.now
         for name in names:
-            self.boot(name, MemoryDisk(1), self.marker)
+            self.boot(name, MemoryDisk(1, capacity_bytes=capacities.get(name)), self.marker)
 
     def boot(self, name: str, disk: MemoryDisk, marker: Configuration | None = None) -> Box:
         """(Re)start a member on this disk; the others see the old link close and a new one open."""

@@ -75,6 +75,43 @@ def test_d9_a_snapshot_older_than_what_is_applied_is_ignored() -> None:
     assert "replaced" not in follower.told
 
 
+def test_d4_a_leader_without_room_refuses_writes_and_hands_leadership_to_a_member_with_room() -> None:
+    trio = Trio(segment_bytes=32 << 10, capacities={"m1": 320 << 10})
+    assert trio.leader().name == "m1"
+    codes = []
+    for number in range(900):
+        results = trio.propose(trio.leader(), publish(f"v{number}"), f"k{number}")
+        assert trio.run(5.0, lambda results=results: bool(results))
+        codes.append(results[0].code)
+        if trio.leader().name != "m1":
+            break
+    assert "disk_full" in codes and trio.leader().name != "m1"
+    assert "alarm disk_full" in trio.boxes["m1"].told
+    acknowledged = {f"v{number}" for number, code in enumerate(codes) if code == "ok"}
+    assert trio.write(trio.leader(), "after").code == "ok"
+    trio.run(1.0)
+    assert labels(trio, trio.leader().name) == acknowledged | {"after"}
+
+
+def test_d4_when_nobody_has_room_the_leader_stays_and_reads_go_on() -> None:
+    trio = Trio(segment_bytes=32 << 10, capacities=dict.fromkeys(("m1", "m2", "m3"), 320 << 10))
+    code = ""
+    for number in range(900):
+        results = trio.propose(trio.leader(), publish(f"v{number}"), f"k{number}")
+        assert trio.run(5.0, lambda results=results: bool(results))
+        code = results[0].code
+        if code == "disk_full":
+            break
+    assert code == "disk_full"
+    term = trio.leader().replica.engine.term
+    trio.run(5.0)
+    assert trio.leader().replica.engine.term == term
+    served: list[str] = []
+    trio.follower().replica.read(3.0, lambda code, index: served.append(code))
+    trio.run(1.0)
+    assert served == ["ok"]
+
+
 def test_r3_an_installed_snapshot_moves_commit_and_the_log_goes_on_behind_it() -> None:
     trio = Trio(exchange=SMALL, segment_bytes=32 << 10)
     leader = trio.leader()
