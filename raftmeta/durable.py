@@ -287,8 +287,9 @@ def lock_directory(path: Path) -> DirectoryLock:
             os.close(fd)
             holder = f"process {pid}" if pid.isdigit() else "another process"
             raise DirectoryRefused("internal", f"{path} is in use by {holder}; one directory serves one process at a time") from cause
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # the number is for people; a full disk must not keep a member from starting
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return DirectoryLock(fd, path)
 
 
