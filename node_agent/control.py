@@ -15,7 +15,7 @@ from typing import Any, cast
 import httpx
 import msgspec
 
-from consistency.vector import pack_blocks
+from consistency.vector import backend, pack_blocks
 from node_agent.crew import Crew
 from node_agent.desired import Desired, Identity
 from node_agent.fetch import Fetcher, Patience
@@ -157,7 +157,9 @@ async def run(runtime: Runtime) -> None:
             loop.attach(plane, Means(config.node, runtime.boot_id, plane, provider, Crew(peers, config.load_timeout_s)))
             await server.start(runtime.control_socket())
             log.info("control_runs", boot_id=runtime.boot_id, members=config.member_urls)
+            compiling = asyncio.create_task(asyncio.to_thread(backend))  # seconds, the first time on a machine; staging would wait for it
             await _until_stopped(runtime, [loop.run(), *(peer.keep_connected() for peer in peers)])
+            await compiling
             await server.stop()
 
 

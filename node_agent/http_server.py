@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,13 +19,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from node_agent.front import Front
 from node_agent.runtime import Runtime, log
 
-HEAD_TIMEOUT_S = 10.0  # from connecting, or from the answer before, to the end of a request's head
-MAX_HEAD_BYTES = 64 << 10
+
+class HeadLimits(NamedTuple):
+    seconds: float = 10.0  # from connecting, or from the first byte of a later request, to the end of its head
+    max_bytes: int = 64 << 10
 
 
 class LimitedProtocol(HttpToolsProtocol):
     """Closes connections whose request head is late or large. Idle ones after an answer are uvicorn's own business."""
 
+    limits = HeadLimits()
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
@@ -37,7 +40,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._head_timer is not None and self._head_bytes > self.limits.max_bytes and not self.transport.is_closing():
             self.transport.abort()
 
     def on_message_begin(self) -> None:
@@ -55,7 +58,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _arm(self) -> None:
         self._disarm()
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+        self._head_timer = self.loop.call_later(self.limits.seconds, self._head_is_late)
 
     def _disarm(self) -> None:
         if self._head_timer is not None:
@@ -75,14 +78,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def run(runtime: Runtime, listener: socket.socket) -> None:
+async def run(runtime: Runtime, listener: socket.socket, limits: HeadLimits = HeadLimits()) -> None:
     """Serve until the runtime stops, then drain."""
     config = runtime.config
     front = Front(runtime)
     server = _Server(
         uvicorn.Config(
             front,
-            http=LimitedProtocol,
+            http=type("Protocol", (LimitedProtocol,), {"limits": limits}),
             ws="none",
             lifespan="off",
             interface="asgi3",

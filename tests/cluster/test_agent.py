@@ -1,0 +1,263 @@
+"""A whole agent as processes: updates under load, and each process killed while they run. The control plane is real REST over one log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("transformers")
+
+from tests.support.agent_process import BODY, PATIENCE_S, AgentProcess, Driver, OpenLoop, Tally, embedding, manifest_of
+from tests.support.fake_control_plane import FakeControlPlane
+from tests.support.shm import shm_directory
+from tests.support.tiny_encoder import write_encoder
+
+pytestmark = pytest.mark.cluster
+
+
+class Node:
+    """One agent with three versions published; v2 and v3 differ from v1 in their last layer only."""
+
+    def __init__(self, root: Path, arena_dir: Path) -> None:
+        self.artifacts = root / "artifacts"
+        self.plane = FakeControlPlane()
+        self.plane.start()
+        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url)
+        self.driver = Driver(self.plane)
+        self.expected: dict[str, Any] = {}
+        write_encoder(self.artifacts / "v1", 1)
+        write_encoder(self.artifacts / "v2", 2, changed_from=1)
+        write_encoder(self.artifacts / "v3", 3, changed_from=1)
+        for number in (1, 2, 3):
+            self.driver.publish(f"{number}.0.0", manifest_of(self.artifacts / f"v{number}"))
+        self.driver.declare("n1")
+
+    def learn(self, label: str) -> None:
+        """Activate a version in a quiet moment and note what it answers."""
+        assert self.driver.activate(label)["status"] == "done", self.agent.log[-3000:]
+        reply = httpx.post(self.agent.url + f"/v2/models/search/versions/{label}/infer", json=BODY, timeout=PATIENCE_S)
+        assert reply.status_code == 200, reply.text
+        self.expected[label] = embedding(reply.json())
+
+    def serve(self, label: str) -> None:
+        """Be at rest on this version."""
+        if self.driver.serving != label:
+            assert self.driver.activate(label)["status"] == "done", self.agent.log[-3000:]
+        self.agent.until_settled(label)
+        self.agent.until_ready()
+
+    def under_load(self, work: Callable[[], Any], rate: float = 5.0) -> Tally:
+        """Do something in a thread while a client asks all the time."""
+
+        async def whole() -> Tally:
+            loop = OpenLoop(self.agent.url, self.expected, rate)
+            async with loop.running() as tally:
+                await asyncio.sleep(0.5)
+                await asyncio.to_thread(work)
+                await asyncio.sleep(0.5)
+            return tally
+
+        return asyncio.run(whole())
+
+    def close(self) -> None:
+        self.agent.close()
+        self.plane.close()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with shm_directory() as arena_dir:
+        node = Node(tmp_path_factory.mktemp("agent"), arena_dir)
+        try:
+            node.agent.start()
+            for label in ("1.0.0", "2.0.0", "3.0.0"):
+                node.learn(label)
+            yield node
+        finally:
+            node.close()
+
+
+@pytest.fixture
+def node(started: Node) -> Node:
+    if not started.agent.running:
+        started.agent.start()
+    started.serve("1.0.0")
+    return started
+
+
+def counters(rollout: dict[str, Any]) -> dict[str, int]:
+    assert rollout["status"] == "done", rollout
+    found: dict[str, int] = rollout["attestations"][0]["counters"]
+    return found
+
+
+def test_update_and_roll_back_under_load_lose_nothing_and_label_every_answer(node: Node) -> None:
+    costs: list[dict[str, int]] = []
+
+    def work() -> None:
+        costs.append(counters(node.driver.activate("2.0.0")))
+        costs.append(counters(node.driver.roll_back()))
+
+    tally = node.under_load(work)
+    assert tally.lost == [] and tally.wrong == []
+    assert tally.ok == tally.sent > 0
+    assert set(tally.versions) == {"1.0.0", "2.0.0"}
+    update, back = costs
+    assert update["bytes_total"] == update["bytes_read"] + update["bytes_from_active"] + update["bytes_kept"]
+    assert update["bytes_from_active"] + update["bytes_kept"] > 0
+    assert (back["bytes_read"], back["bytes_fetched"], back["bytes_from_active"]) == (0, 0, 0)
+    assert back["bytes_kept"] == back["bytes_total"]
+    assert min(update["lag_ms"], back["lag_ms"]) >= 0 and min(update["switch_call_us"], back["switch_call_us"]) > 0
+
+
+def test_the_checkers_vector_comes_from_memory_and_equals_the_manifests(node: Node) -> None:
+    manifest = manifest_of(node.artifacts / "v1")
+    body = node.agent.get("/raftmeta/v1/vector/search?entries=1").json()
+    assert body["vector_root"] == manifest.vector_root
+    assert body["entries"] == {tensor.name: tensor.entry for tensor in manifest.tensors}
+    assert (body["node"], body["version"], body["switching"], body["active_models"]) == ("n1", "1.0.0", False, 1)
+    assert body["lag_ms"] >= 0
+    name = manifest.tensors[0].name
+    assert node.agent.get(f"/raftmeta/v1/vector/search?blocks={name}").json()["tensor"] == name
+
+
+def test_control_killed_changes_nothing_for_requests_and_the_next_one_takes_over(node: Node) -> None:
+    tally = node.under_load(lambda: (node.agent.kill("control"), node.agent.until_settled("1.0.0"), node.driver.activate("2.0.0")))
+    assert tally.lost == [] and tally.wrong == []
+    assert set(tally.versions) == {"1.0.0", "2.0.0"}
+
+
+def test_a_killed_worker_loses_no_request(node: Node) -> None:
+    def work() -> None:
+        before = node.agent.kill("worker")
+        node.agent.until(lambda: node.agent.child("worker") != before, "another worker")
+        node.agent.until_settled("1.0.0")
+
+    tally = node.under_load(work)
+    assert tally.lost == [] and tally.wrong == []
+    assert tally.ok == tally.sent
+
+
+def test_a_killed_front_refuses_no_connection_and_comes_back(node: Node) -> None:
+    tally = node.under_load(lambda: (node.agent.kill("front"), node.agent.until_settled("1.0.0")), rate=4.0)
+    assert tally.wrong == []
+    assert not [error for error in tally.lost if error.startswith(("ConnectError", "5"))], tally.lost
+    assert len(tally.lost) <= 4, "only what the killed front had in its hands may be lost"
+
+
+def test_processes_killed_at_random_moments_of_updates_always_end_in_what_was_decided(node: Node) -> None:
+    chance = random.Random(20)
+    storm = [("2.0.0", "control"), ("1.0.0", "worker"), ("3.0.0", "control"), ("2.0.0", "control")]
+
+    def work() -> None:
+        for label, victim in storm:
+            rollout = node.driver.begin(label)
+            time.sleep(chance.random() * 0.8)
+            node.agent.kill(victim)
+            assert node.driver.finish(rollout)["status"] == "done", node.agent.log[-3000:]
+            node.agent.until_settled(label)
+
+    tally = node.under_load(work)
+    assert tally.lost == [] and tally.wrong == []
+    assert node.agent.get("/raftmeta/v1/vector/search").json()["vector_root"] == manifest_of(node.artifacts / "v2").vector_root
+
+
+def test_a_file_that_changed_after_publishing_fails_the_rollout_and_leaves_what_serves(node: Node) -> None:
+    directory = write_encoder(node.artifacts / "changed", 9)
+    node.driver.publish("9.0.0", manifest_of(directory))
+    weights = directory / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    before = node.agent.get("/raftmeta/v1/vector/search").json()["vector_root"]
+    rollout = node.driver.activate("9.0.0")
+    assert rollout["status"] == "failed"
+    assert rollout["failure"]["code"] == "integrity_mismatch"
+    assert node.driver.serving == "1.0.0"
+    after = node.agent.get("/raftmeta/v1/vector/search").json()
+    assert (after["vector_root"], after["version"]) == (before, "1.0.0")
+    node.agent.until_ready()
+
+
+def test_a_source_outside_the_artifact_roots_is_refused(node: Node, tmp_path: Path) -> None:
+    node.driver.publish("8.0.0", manifest_of(write_encoder(tmp_path / "elsewhere", 8)))
+    rollout = node.driver.activate("8.0.0")
+    assert rollout["failure"]["code"] == "source_unavailable"
+    assert "artifact root" in rollout["failure"]["detail"]
+
+
+def test_without_a_quorum_the_node_serves_on_and_says_so_and_starts_again_from_its_pin(node: Node) -> None:
+    node.serve("2.0.0")
+    node.plane.member.log.switches.no_leader = True
+    node.agent.until(lambda: not node.agent.status()["control_plane"]["reachable"], "the loss is noticed")
+    assert "raftmeta_agent_control_plane_reachable 0.0" in node.agent.get("/metrics").text
+    assert "control_plane_unreachable" in node.agent.log
+    assert httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S).status_code == 200
+    node.agent.until_ready()
+    node.plane.stop()
+    assert node.agent.stop() == 0
+    node.agent.start()
+    node.agent.until_ready()
+    reply = httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S)
+    assert reply.headers["x-raftmeta-version"] == "2.0.0"
+    assert "serving_without_control_plane" in node.agent.log
+    node.plane.start()
+    node.plane.member.log.switches.no_leader = False
+    node.agent.until(lambda: node.agent.status()["control_plane"]["reachable"], "the control plane is back")
+    node.serve("3.0.0")
+
+
+def test_a_second_agent_on_the_same_store_is_refused(node: Node) -> None:
+    status, said = node.agent.run_to_end()
+    assert status != 0
+    assert "in use" in said
+    assert node.agent.get("/livez").status_code == 200
+
+
+def test_nothing_outlives_a_killed_supervisor_and_a_stopped_one_answers_what_it_took(node: Node) -> None:
+    children = node.agent.children()
+    assert set(children.values()) == {"front", "worker", "control"}
+    node.agent.close()  # SIGKILL
+    until(lambda: _all_ended(children))
+    node.agent.start()
+    node.agent.until_settled("1.0.0")
+    children = node.agent.children()
+
+    async def ask_and_stop() -> None:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+            asking = [asyncio.create_task(http.post(node.agent.url + "/v2/models/search/infer", json=BODY)) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            os.kill(node.agent.pid, signal.SIGTERM)
+            assert [reply.status_code for reply in await asyncio.gather(*asking)] == [200] * 5
+
+    asyncio.run(ask_and_stop())
+    assert node.agent.wait() == 0
+    assert _all_ended(children)
+    assert "process_killed" not in node.agent.log
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _all_ended(children: dict[int, str]) -> bool:
+    return all(_has_ended(pid) for pid in children)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,94 @@
+"""Stand-ins for what tending a deployment takes: workers, a provider of versions, the call that attests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from node_agent.crew import Crew, WorkersLag
+from node_agent.fetch import BlobsRotten, Cancelled
+from node_agent.plan import Target
+from node_agent.station import Station
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import Manifest
+from tests.support.agent_memory import NodeMemory
+from tests.support.small_version import Version
+
+
+class FakeCrew(Crew):
+    """Workers that do as they are told, unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__([], 1.0)
+        self.slots: dict[int, Target] = {}
+        self.loads: list[tuple[int, str]] = []
+        self.released: list[int] = []
+        self.refuse: Exception | None = None
+        self.station: Station | None = None
+
+    def loaded(self, deployment: str, slot: int, target: Target) -> bool:
+        held = self.slots.get(slot)
+        return held is not None and (held.label, held.checksum) == (target.label, target.checksum)
+
+    async def load(self, deployment: str, slot: int, target: Target) -> None:
+        self.loads.append((slot, target.label))
+        if self.refuse is not None:
+            raise self.refuse
+        self.slots[slot] = target
+
+    async def release(self, deployment: str, slot: int) -> None:
+        self.released.append(slot)
+        if slot < 0:
+            self.slots.clear()
+        self.slots.pop(slot, None)
+
+    async def acknowledged(self, deployment: str, target: Target, timeout_s: float) -> None:
+        assert self.station is not None and self.station.active is not None
+        held = self.slots.get(self.station.active)
+        if held != target:
+            raise WorkersLag(f"they answer with {held}")
+
+
+class FakeProvider:
+    def __init__(self, memory: NodeMemory, versions: dict[str, Version]) -> None:
+        self._memory = memory
+        self.versions = versions
+        self.fetched: list[str] = []
+        self.refuse: Exception | None = None
+        self.rotten = False
+        self.block: asyncio.Event | None = None
+        self.cancelled = 0
+
+    async def fetch(self, target: Target, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
+        self.fetched.append(target.label)
+        if self.refuse is not None:
+            raise self.refuse
+        while self.block is not None and not self.block.is_set():
+            if cancelled():
+                self.cancelled += 1
+                raise Cancelled
+            await asyncio.sleep(0.005)
+        before = self._memory.store.used_bytes()
+        self._memory.fetch(self.versions[target.label])
+        return self._memory.store.used_bytes() - before
+
+    async def manifest(self, target: Target) -> Manifest:
+        return self.versions[target.label].manifest
+
+    async def discard_rotten(self, target: Target) -> None:
+        if self.rotten:
+            self.rotten = False
+            raise BlobsRotten("1 blobs")
+
+
+class FakePlane:
+    def __init__(self) -> None:
+        self.attested: list[dict[str, Any]] = []
+        self.refuse: RaftmetaError | None = None
+
+    async def attest(self, node: str, attestation: dict[str, Any]) -> object:
+        if self.refuse is not None:
+            raise self.refuse
+        self.attested.append(attestation)
+        return {}

@@ -1,0 +1,136 @@
+"""The front's listener over real sockets: TLS, clients that misbehave, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from node_agent import http_server
+from node_agent.config import AgentConfig
+from node_agent.http_server import HeadLimits
+from node_agent.runtime import Runtime
+from tests.support.certificates import TestAuthority
+
+LIMITS = HeadLimits(seconds=0.2, max_bytes=2000)
+
+
+class Listening:
+    def __init__(self, root: Path, **settings: Any) -> None:
+        values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": root, "drain_s": 0.1}
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.runtime = Runtime(AgentConfig(**(values | settings)), "boot-1", self.port)
+        self.runtime.run_dir.mkdir(parents=True)
+
+    async def __aenter__(self) -> Listening:
+        self.task = asyncio.create_task(http_server.run(self.runtime, self._socket, LIMITS))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.runtime.stopping.set()
+        await asyncio.wait_for(self.task, 10)
+
+    async def talk(self, data: bytes, pieces: int = 1) -> bytes:
+        """What comes back until the other side closes, when the bytes are sent in pieces."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        size = max(1, -(-len(data) // pieces))
+        try:
+            for begin in range(0, len(data), size):
+                writer.write(data[begin : begin + size])
+                await writer.drain()
+                if pieces > 1:
+                    await asyncio.sleep(0.02)
+            return await asyncio.wait_for(reader.read(), 10)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+
+def run(root: Path, work: Callable[[Listening], Awaitable[None]], **settings: Any) -> None:
+    async def whole() -> None:
+        async with Listening(root, **settings) as listening:
+            await work(listening)
+
+    asyncio.run(asyncio.wait_for(whole(), 30))
+
+
+def test_a_client_that_sends_its_head_too_slowly_is_cut_while_others_are_served(tmp_path: Path) -> None:
+    async def work(listening: Listening) -> None:
+        slow = asyncio.create_task(listening.talk(b"GET /livez HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 30, pieces=60))
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"http://127.0.0.1:{listening.port}/livez")).status_code == 200
+        assert await slow == b""
+
+    run(tmp_path, work)
+
+
+def test_a_connection_that_says_nothing_is_cut(tmp_path: Path) -> None:
+    async def work(listening: Listening) -> None:
+        assert await listening.talk(b"") == b""
+
+    run(tmp_path, work)
+
+
+def test_a_head_without_end_is_cut(tmp_path: Path) -> None:
+    async def work(listening: Listening) -> None:
+        assert await listening.talk(b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 100_000) == b""
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01\x00", b"\0" * 64, b"SSH-2.0-x\r\n", b"GET\r\n\r\n"])
+def test_garbage_ends_its_own_connection_only(tmp_path: Path, garbage: bytes) -> None:
+    async def work(listening: Listening) -> None:
+        found = await listening.talk(garbage)
+        assert found == b"" or found.startswith(b"HTTP/1.1 400")
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"http://127.0.0.1:{listening.port}/livez")).status_code == 200
+
+    run(tmp_path, work)
+
+
+def test_an_idle_connection_may_be_used_again(tmp_path: Path) -> None:
+    async def work(listening: Listening) -> None:
+        async with httpx.AsyncClient() as http:
+            for _ in range(2):
+                assert (await http.get(f"http://127.0.0.1:{listening.port}/livez")).status_code == 200
+                await asyncio.sleep(0.3)
+
+    run(tmp_path, work)
+
+
+def test_with_a_certificate_only_tls_is_spoken(tmp_path: Path) -> None:
+    authority = TestAuthority(tmp_path / "tls")
+    files = authority.agent("n1")
+
+    async def work(listening: Listening) -> None:
+        context = ssl.create_default_context(cafile=str(tmp_path / "tls" / "ca.pem"))
+        async with httpx.AsyncClient(verify=context) as http:
+            assert (await http.get(f"https://127.0.0.1:{listening.port}/livez")).status_code == 200
+        assert not (await listening.talk(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+    run(tmp_path / "node", work, tls_cert=files.certificate, tls_key=files.key)
+
+
+def test_stopping_is_not_ready_first_and_then_refuses_connections(tmp_path: Path) -> None:
+    async def work(listening: Listening) -> None:
+        async with httpx.AsyncClient() as http:
+            url = f"http://127.0.0.1:{listening.port}/v2/health/ready"
+            await http.get(url)
+            listening.runtime.stopping.set()
+            await asyncio.sleep(0.03)
+            reply = await http.get(url)
+            assert (reply.status_code, reply.json()["reason"]) == (503, "the node is shutting down")
+            await asyncio.wait_for(listening.task, 10)
+            with pytest.raises(httpx.ConnectError):
+                await http.get(url)
+
+    run(tmp_path, work)
