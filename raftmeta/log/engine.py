@@ -50,8 +50,12 @@ TICK_SLACK_S = 1e-6  # the library compares with "later than", so a tick exactly
 class Peer(Node):  # type: ignore[misc]
     """R20: hashes the same in every process, so that sets of peers are walked in the same order everywhere."""
 
+    def __init__(self, member_id: str) -> None:
+        super().__init__(member_id)
+        self._hash = int.from_bytes(member_id.encode()[-7:], "big")
+
     def __hash__(self) -> int:
-        return int.from_bytes(self.id.encode()[-7:], "big")
+        return self._hash
 
 
 class Engine(SyncObj):  # type: ignore[misc]
