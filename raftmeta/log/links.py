@@ -19,6 +19,8 @@ from raftmeta.log.hello import Expectation, Hello, Link, Pair, Refusal, Refused
 from raftmeta.log.peers import Connected
 from raftmeta.log.settings import TransportPorts, TransportSettings
 
+ANSWER_S = 0.5  # a hello that was not answered for so long is given up when the peer comes by itself; many round trips between zones
+
 
 class Links:
     def __init__(self, board: Board, settings: TransportSettings, ports: TransportPorts, wake: Callable[[], None], plain: bool) -> None:
@@ -102,7 +104,8 @@ class Links:
         self._make_room(peer, link, hello, pair)
         if inbound:
             peer.memory.note(hello, inbound)
-            self._settle_dial(peer, link, hello, pair)
+            if self._own_dial_lives(peer, link, hello, pair):
+                raise Refused(Refusal.DUPLICATE, f"the dial of member {peer.id!r} that is under way lives")
             self._push_hello(connection, peer, hello.dial, now)
             if connection.closed:
                 return
@@ -125,15 +128,17 @@ class Links:
         self._notices.info("link_replaced", peer=peer.id, restarted=int(restarted))
         self._board.drop(held)
 
-    def _settle_dial(self, peer: Peer, link: Link, hello: Hello, pair: Pair) -> None:
-        """The peer reached us while we dial it. A dial whose hello is out counts as a link; an earlier one is given up."""
+    def _own_dial_lives(self, peer: Peer, link: Link, hello: Hello, pair: Pair) -> bool:
+        """The peer reached us while we dial it. A dial whose hello went out a moment ago counts as a link; any other is given up."""
         dialling = peer.dialling
         if dialling is None:
-            return
+            return False
         ours = Link(inbound=False, incarnation=link.incarnation, dial=dialling.origin.dial)
-        if dialling.stage is Stage.HELLO and not rules.replaces(ours, link, hello, pair):
-            raise Refused(Refusal.DUPLICATE, f"the dial of member {peer.id!r} that is under way lives")
+        waited_s = self._board.clock() - dialling.last_sent
+        if dialling.stage is Stage.HELLO and waited_s < ANSWER_S and not rules.replaces(ours, link, hello, pair):
+            return True
         self._board.drop(dialling)
+        return False
 
     def _establish(self, connection: Connection, peer: Peer, link: Link) -> None:
         connection.stage = Stage.READY

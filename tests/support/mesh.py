@@ -21,7 +21,7 @@ from raftmeta.log import hello as rules
 from raftmeta.log.hello import Hello
 from raftmeta.log.messages import AnyMessage, ReadIndex
 from raftmeta.log.transport import PeerEvent, Received, TlsTransport, TransportPorts, TransportSettings
-from raftmeta.security.tls import PeerTls, TlsFiles
+from raftmeta.security.tls import PeerTls, TlsFiles, peer_context
 from tests.support.certificates import TestAuthority
 
 BOUND_S = 20.0  # generous: the machine may be busy; nothing waits for it when all is well
@@ -161,6 +161,15 @@ class Mesh:
         self._raw.append(raw.sock)
         return raw
 
+    def take(self, listener: socket.socket, files: TlsFiles) -> RawConnection:
+        """The next connection to a listener of the test, with the handshake of a member done."""
+        sock, _ = listener.accept()
+        sock.setblocking(False)
+        raw = RawConnection(self, sock)
+        raw.start_tls(peer_context(files, server=True), server_side=True)
+        self._raw.append(raw.sock)
+        return raw
+
 
 def client_context(files: TlsFiles | None, authority: TestAuthority) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -184,8 +193,8 @@ class RawConnection:
         self.received = b""
         self.ended = False
 
-    def start_tls(self, context: ssl.SSLContext) -> None:
-        sock = context.wrap_socket(self.sock, do_handshake_on_connect=False)
+    def start_tls(self, context: ssl.SSLContext, *, server_side: bool = False) -> None:
+        sock = context.wrap_socket(self.sock, server_side=server_side, do_handshake_on_connect=False)
         self.sock = sock
 
         def step() -> bool:

@@ -110,6 +110,24 @@ def test_a_restarted_peer_replaces_its_former_link_and_the_end_is_told_first(tmp
         assert a.links()[mark:] == []
 
 
+def test_a_hello_that_is_never_answered_does_not_keep_the_peers_next_process_out(tmp_path: Path) -> None:
+    """The dial of the smaller id counts as a link only for a moment; the process that took its hello may be gone."""
+    with Mesh(tmp_path) as mesh, socket.create_server(("127.0.0.1", 0)) as listener:
+        a, fresh = mesh.add("a"), mesh.add("b")
+        a.transport.set_peers({"b": f"127.0.0.1:{listener.getsockname()[1]}"})
+        mesh.turns(2)
+        assert fresh.files is not None
+        hung = mesh.take(listener, fresh.files)
+        mesh.pump(hung.read)  # a's hello is out
+        fresh.transport.set_peers({"a": a.transport.address()})
+        mesh.pump(lambda: a.count("refused_duplicate") > 0)
+        assert a.transport.connected() == frozenset()
+        a.clock.advance(0.6)
+        mesh.pump(lambda: "b" in a.transport.connected())
+        mesh.talk("a", "b")
+        assert a.links() == [Connected("b", fresh.settings.incarnation)]
+
+
 def test_a_lost_link_is_told_once_and_comes_back(tmp_path: Path) -> None:
     with Mesh(tmp_path) as mesh:
         a, b, _ = mesh.trio()
