@@ -24,7 +24,6 @@ from raftmeta.cli.demo.measure import Sample, percentile
 from raftmeta.client import strict_json
 from raftmeta.core.errors import RaftmetaError
 
-MAX_OPEN = 256  # requests of one side without an answer
 MAX_SAMPLES = 100_000  # of one side
 MAX_ANSWER_BYTES = 4 << 20
 RECENT = 100  # answers that the live display averages over
@@ -49,9 +48,11 @@ class Target:
     ca_file: Path | None = None
     timeout_s: float = 40.0  # then it is lost; longer than the agent's own deadline, so that its answer is seen
 
+    max_open: int = 256  # requests without an answer; what is due beyond counts as lost
+
     def open(self) -> httpx.AsyncClient:
         verify = ssl.create_default_context(cafile=str(self.ca_file)) if self.ca_file else False
-        limits = httpx.Limits(max_connections=MAX_OPEN, max_keepalive_connections=MAX_OPEN)
+        limits = httpx.Limits(max_connections=self.max_open, max_keepalive_connections=self.max_open)
         return httpx.AsyncClient(base_url=self.url, verify=verify, limits=limits, timeout=httpx.Timeout(self.timeout_s), trust_env=False)
 
 
@@ -89,8 +90,8 @@ class Load:
         return True
 
     def _send(self, http: httpx.AsyncClient, number: int, due_s: float) -> None:
-        if len(self._open) >= MAX_OPEN:
-            self._keep(Sample(self.target.side, due_s, 0.0, "lost", "", f"{MAX_OPEN} requests were open already"))
+        if len(self._open) >= self.target.max_open:
+            self._keep(Sample(self.target.side, due_s, 0.0, "lost", "", f"{self.target.max_open} requests were open already"))
             return
         task = asyncio.create_task(self._request(http, number % len(self._probes.texts), due_s))
         self._open.add(task)

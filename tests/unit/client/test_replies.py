@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from raftmeta.client import Client, Page, RaftmetaError, all_items, strict_json
 from raftmeta.client.problem import to_error
+from raftmeta.client.transport import MAX_PROBLEM_BYTES
 from raftmeta.core.errors import CODES
 from raftmeta.core.manifest import FORMAT, FileEntry, Manifest
 from tests.unit.client.members import Members, in_turn, ok, run
@@ -46,6 +47,13 @@ def test_a_reply_that_is_no_strict_json_object_is_an_error(body: bytes) -> None:
     with pytest.raises(RaftmetaError) as raised:
         call(members, "cluster")
     assert raised.value.code == "bad_json"
+
+
+def test_an_error_body_past_its_limit_is_not_read_to_its_end() -> None:
+    members = Members({"a": lambda request: httpx.Response(409, content=b"x" * (MAX_PROBLEM_BYTES + 1))})
+    with pytest.raises(RaftmetaError) as raised:
+        call(members, "cluster")
+    assert raised.value.code == "body_too_large"
 
 
 @given(VALUES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 
 import httpx
 import pytest
@@ -151,6 +152,24 @@ def test_a_redirect_is_refused_and_the_token_goes_nowhere_else() -> None:
         activate(members, (A,), token="secret")
     assert raised.value.code == "bad_request" and members.hosts() == ["a"]
     assert members.requests[0].headers["authorization"] == "Bearer secret"
+
+
+def untrusted(request: httpx.Request) -> httpx.Response:
+    cause = ssl.SSLCertVerificationError("self-signed certificate")
+    cause.verify_message = "self-signed certificate"
+    raise httpx.ConnectError("tls", request=request) from cause
+
+
+def test_members_whose_certificates_are_not_trusted_end_the_call_at_once() -> None:
+    members = Members({"a": untrusted, "b": untrusted})
+    with pytest.raises(RaftmetaError, match="not trusted here: self-signed certificate") as raised:
+        activate(members, (A, B))
+    assert raised.value.code == "unauthenticated" and members.hosts() == ["a", "b"]
+
+
+def test_one_member_with_a_strange_certificate_does_not_end_the_call() -> None:
+    members = Members({"a": untrusted, "b": in_turn(problem("no_leader"), ok({"rollout_id": "r"}))})
+    assert activate(members, (A, B)) == {"rollout_id": "r"}
 
 
 @given(st.integers(0, 200), st.floats(0, 1, exclude_max=True))

@@ -17,7 +17,7 @@ from tests.unit.client.members import Members, bookmark, change, dead, events, i
 A, B = "http://a:1", "http://b:1"
 
 STREAM = (
-    b'\xef\xbb\xbf: hello\r\nid: 1\nevent: change\rdata: {"a":\ndata:  1}\n\nretry: 5\n'
+    b'\xef\xbb\xbfid: 1\r\n: hello\nevent: change\rdata: {"a":\ndata:  1}\n\nretry: 5\n'
     b"id: 2\n\nunknown: x\ndata\n\nevent: compacted\n\ndata: cut"
 )
 PARSED = [SseEvent("change", "1", '{"a":\n 1}'), SseEvent("message", "2", ""), SseEvent("compacted", "2", "")]

@@ -30,6 +30,12 @@ def test_an_answer_of_the_weights_it_names_is_right_also_unscaled() -> None:
     assert unit([0.0, 0.0]) == [0.0, 0.0]
 
 
+def test_an_answer_nearer_to_another_version_is_wrong_even_within_tolerance() -> None:
+    near = Probes(("one",), {"v1": ((0.6, 0.8),), "v2": (unit((0.6004, 0.7997)),)}, tolerance=1e-3)
+    assert judge("v2", body("v2", [0.6004, 0.7997]), 0, near)[1] == ""
+    assert "distances" in judge("v1", body("v1", [0.6004, 0.7997]), 0, near)[1]
+
+
 @pytest.mark.parametrize(
     ("header", "content"),
     [
@@ -102,6 +108,24 @@ def test_errors_and_silence_are_lost_and_say_why() -> None:
     assert "Timeout" in min(load.samples, key=lambda sample: sample.scheduled_s).detail
     load = asyncio.run(drive("http://127.0.0.1:1", 0.1))
     assert {sample.outcome for sample in load.samples} == {"lost"}
+
+
+def test_what_is_due_while_too_many_are_open_is_lost_and_not_sent() -> None:
+    with stub_server({INFER: answering(stall_s=0.4)}) as stub:
+
+        async def work() -> Load:
+            load = Load(Target("primary", stub.url, "search", 40.0, max_open=1), PROBES)
+            running = asyncio.create_task(load.run())
+            await asyncio.sleep(0.3)
+            load.stop()
+            await running
+            return load
+
+        load = asyncio.run(work())
+        sent = len(stub.requests)
+    outcomes = [sample.outcome for sample in load.samples]
+    assert sent == outcomes.count("ok") == 1 and outcomes.count("lost") == len(outcomes) - 1 >= 5
+    assert "1 requests were open already" in {sample.detail for sample in load.samples}
 
 
 def test_the_writers_notes_are_sound_manifests_each_with_its_own_bytes() -> None:
