@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from api.schemas.answers import ReadyCheck
@@ -19,6 +19,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
 from raftmeta.log.port import LogStatus, MemberInfo
+from raftmeta.log.ticket import Ticket
 from raftmeta.nodes import NodeTable
 from raftmeta.security.roles import Principal, Role
 from raftmeta.watch import WatchHub, WatchLimits
@@ -74,16 +75,16 @@ class FakeLog:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1) if threaded else None
 
-    def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Future[Outcome]:
+    def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Ticket[Outcome]:
         command = Command(commands.SCHEMA, request_id, principal, "m1", self.now_ms, body)
-        future: Future[Outcome] = Future()
-        self._run(lambda: self._settle(future, lambda: self._apply(command)))
-        return future
+        ticket: Ticket[Outcome] = Ticket()
+        self._run(lambda: self._settle(ticket, lambda: self._apply(command)))
+        return ticket
 
-    def read_barrier(self, timeout_s: float) -> Future[int]:
-        future: Future[int] = Future()
-        self._run(lambda: self._settle(future, self._barrier))
-        return future
+    def read_barrier(self, timeout_s: float) -> Ticket[int]:
+        ticket: Ticket[int] = Ticket()
+        self._run(lambda: self._settle(ticket, self._barrier))
+        return ticket
 
     def staleness_ms(self) -> float:
         return self.switches.staleness_ms
@@ -135,11 +136,13 @@ class FakeLog:
         else:
             work()
 
-    def _settle(self, future: Future, work: Callable[[], object]) -> None:  # type: ignore[type-arg]
+    def _settle(self, ticket: Ticket, work: Callable[[], object]) -> None:  # type: ignore[type-arg]
         try:
-            future.set_result(work())
+            value = work()
         except RaftmetaError as error:
-            future.set_exception(error)
+            ticket.set_exception(error)
+        else:
+            ticket.set_result(value)
 
     def _apply(self, command: Command) -> Outcome:
         switches = self.switches
