@@ -6,6 +6,7 @@ from api.schemas.answers import ReadyCheck
 from api.service import Service
 from raftmeta.log.port import LogStatus
 
+MAX_SILENCE_MS = 5_000  # since the leader last confirmed this member's state; a few elections
 MAX_LAG = 1_000  # committed records that a ready member may still have to apply; well under a second of work
 
 
@@ -15,7 +16,7 @@ def checks(service: Service) -> tuple[ReadyCheck, ...]:
     return (
         ReadyCheck("process", not service.draining, draining),
         _engine(status),
-        _leader(status),
+        _leader(status, service.member.log.staleness_ms()),
         _caught_up(status),
         *(ReadyCheck(check.name, check.ok, check.reason) for check in service.member.checks()),
     )
@@ -27,10 +28,14 @@ def _engine(status: LogStatus) -> ReadyCheck:
     return ReadyCheck("log", True, f"the log runs as {status.role}, last sync took {status.sync_ms:.1f} ms")
 
 
-def _leader(status: LogStatus) -> ReadyCheck:
-    if status.leader_id:
-        return ReadyCheck("leader", True, f"{status.leader_id} leads in term {status.term}")
-    return ReadyCheck("leader", False, f"no leader is known in term {status.term}")
+def _leader(status: LogStatus, silence_ms: float) -> ReadyCheck:
+    if not status.leader_id:
+        return ReadyCheck("leader", False, f"no leader is known in term {status.term}")
+    known = f"{status.leader_id} leads in term {status.term}"
+    if silence_ms > MAX_SILENCE_MS:
+        since = "never" if silence_ms == float("inf") else f"{silence_ms:.0f} ms ago"
+        return ReadyCheck("leader", False, f"{known}, but this member's state was confirmed {since}, {MAX_SILENCE_MS} ms are allowed")
+    return ReadyCheck("leader", True, known)
 
 
 def _caught_up(status: LogStatus) -> ReadyCheck:

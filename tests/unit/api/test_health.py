@@ -47,6 +47,8 @@ def test_a_ready_member_says_so_and_shows_why_on_request() -> None:
     ("fault", "names"),
     [
         ("no_leader", ["leader"]),
+        ("silent", ["leader"]),
+        ("unheard", ["leader"]),
         ("stopped", ["log"]),
         ("behind", ["applied"]),
         ("unverified", ["state"]),
@@ -58,6 +60,8 @@ def test_each_condition_alone_makes_a_member_not_ready(fault: str, names: list[s
         async with api() as made:
             if fault in ("no_leader", "stopped"):
                 setattr(made.member.log.switches, fault, True)
+            elif fault in ("silent", "unheard"):
+                made.member.log.switches.staleness_ms = 5_001 if fault == "silent" else float("inf")
             elif fault == "behind":
                 made.member.log = Behind(made.member.log)  # type: ignore[assignment]
             elif fault == "unverified":
@@ -80,6 +84,9 @@ class Behind:
 
     def status(self) -> object:
         return msgspec.structs.replace(self._log.status(), commit_index=5_000)
+
+    def staleness_ms(self) -> float:
+        return self._log.staleness_ms()
 
     def close(self) -> None:
         self._log.close()
