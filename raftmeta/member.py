@@ -21,6 +21,7 @@ from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DirectoryLock, OsDisk, lock_directory
 from raftmeta.log import marker as markers
+from raftmeta.log.clock import monotonic
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.port import Log
@@ -66,7 +67,7 @@ class Member:
         setup = ReplicaSetup(
             member_id=config.member_id,
             timing=Timing(timings.heartbeat_s, timings.election_min_s, timings.election_max_s),
-            ports=Ports(time.monotonic, random.SystemRandom().random),
+            ports=Ports(monotonic, random.SystemRandom().random),
             wall_ms=lambda: time.time_ns() // 1_000_000,
             authorize=self.authorizer.permits,
         )

@@ -17,7 +17,9 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, read_file, write_file
 from raftmeta.log import marker as markers
 from raftmeta.log.boot import Recovered, recover
+from raftmeta.log.clock import check_clock
 from raftmeta.log.configuration import MemberSpec, configuration_of
+from raftmeta.log.engine import library_clock
 from raftmeta.log.faults import JournalCorrupt
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.library import check_library
@@ -48,6 +50,7 @@ class Parts(msgspec.Struct, frozen=True):
 def open_parts(config: ServerConfig, disk: Disk) -> Parts:
     """The caller holds the directory's lock. Raises RaftmetaError naming what is wrong and what to do."""
     check_library()
+    check_clock(library_clock)
     marker = markers.read_marker(disk, config.data_dir)
     identity = _identity(config, disk, marker)
     if marker is None and _is_new(disk, config.data_dir) and config.peer is None:

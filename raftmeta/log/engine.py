@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import pysyncobj.syncobj
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 
@@ -511,6 +512,11 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def _applyCommand(self, command: bytes, callback: object, commandType: object = None) -> None:
         raise Halted("the library's command queue is not used")
+
+
+def library_clock() -> float:
+    """What the library reads."""
+    return float(pysyncobj.syncobj.monotonicTime())
 
 
 class _Adapter:

@@ -8,7 +8,6 @@ immutable value that this thread replaces. An exception out of a step is final: 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -18,6 +17,7 @@ import msgspec
 from raftmeta.core.commands import Body
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import Outcome
+from raftmeta.log.clock import monotonic
 from raftmeta.log.engine import LEADER, ROLE_NAMES
 from raftmeta.log.journal import Journal
 from raftmeta.log.messages import AnyMessage, Proposal
@@ -131,7 +131,7 @@ class Runner:
     def stalled_s(self) -> float:
         """How long the current step has been running, 0.0 while waiting; a blocked disk shows here while the thread cannot tell."""
         began = self._step_began
-        return 0.0 if began == 0.0 else time.monotonic() - began
+        return 0.0 if began == 0.0 else monotonic() - began
 
     def _call(self, call: Callable[[], None], ticket: Ticket[Outcome] | Ticket[int] | Ticket[None] | None) -> None:
         if self._stopping or self._fault:
@@ -160,15 +160,15 @@ class Runner:
             self._on_fault(self._fault)
 
     def _once(self) -> None:
-        wait = self._replica.next_deadline() - time.monotonic()
-        wait = min(wait, self._journal.idle(time.monotonic()) - time.monotonic(), MAX_WAIT_S)
+        wait = self._replica.next_deadline() - monotonic()
+        wait = min(wait, self._journal.idle(monotonic()) - monotonic(), MAX_WAIT_S)
         events = self._network.poll(0.0 if self._inbox else max(wait, 0.0))
-        self._step_began = time.monotonic()
+        self._step_began = monotonic()
         self._drain()
         for peer, message in self._replica.step(events):
             self._network.send(peer, message)
         self._network.flush()
-        now = time.monotonic()
+        now = monotonic()
         if now - self._status_at >= STATUS_S or self._replica.engine.role != self._looked_role:
             self._status, self._status_at = self._look(), now
         self._step_began = 0.0

@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pysyncobj.syncobj
@@ -14,7 +15,8 @@ import pytest
 
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.log import library
-from raftmeta.log.engine import Engine
+from raftmeta.log.clock import check_clock
+from raftmeta.log.engine import Engine, library_clock
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| `(\w+)` \| (inherited|wrapped|replaced|unused) \|", re.MULTILINE)
@@ -63,6 +65,12 @@ def test_another_source_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(library, "DIGEST", "0" * 64)
     with pytest.raises(RaftmetaError, match="is not the 0"):
         library.check_library()
+
+
+def test_a_library_that_reads_another_clock_than_the_log_is_refused() -> None:
+    check_clock(library_clock)
+    with pytest.raises(RaftmetaError, match="reads a clock that is"):
+        check_clock(time.time)
 
 
 def test_python_without_asserts_is_refused() -> None:
