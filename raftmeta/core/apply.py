@@ -130,7 +130,8 @@ def _first(work: Work, envelope: c.Envelope, handler: Handler, body: c.Body, dig
         outcome = Outcome(work.revision, OK, "", done)
     record = encode_record(OutcomeRecord(digest, outcome.revision, outcome.code, outcome.detail, outcome.result, work.cluster_ms))
     work.keep_outcome(envelope.request_id, record)
-    _drop_old_outcomes(work)
+    if work.outcomes.count > work.limits.max_outcomes or work.cluster_ms > work.oldest_expires_ms:
+        _drop_old_outcomes(work)
     return outcome
 
 
@@ -141,19 +142,15 @@ def _drop_old_outcomes(work: Work) -> None:
     the outcomes by age is refused by the time in the key.
     """
     limits = work.limits
-    keep_from = work.cluster_ms - limits.key_age_ms - limits.key_ahead_ms
     for _ in range(DROPS_PER_COMMAND):
-        surplus = work.outcomes.count > limits.max_outcomes
-        if not surplus and work.oldest_ms >= keep_from:
-            return
         key, record = work.outcomes.oldest()
         stamped_ms = decode_outcome(record).stamped_ms
-        if not surplus and stamped_ms >= keep_from:
-            work.oldest_ms = stamped_ms
+        work.oldest_expires_ms = stamped_ms + limits.key_age_ms + limits.key_ahead_ms
+        if work.outcomes.count <= limits.max_outcomes and work.cluster_ms <= work.oldest_expires_ms:
             return
         work.keys_after_ms = max(work.keys_after_ms, min(_key_time(key), stamped_ms))
         work.drop_oldest_outcome()
-        work.oldest_ms = -1
+    work.oldest_expires_ms = -1
 
 
 def _repeat(work: Work, stored: bytes, digest: bytes) -> Outcome:
@@ -187,9 +184,9 @@ def _unread(work: Work, code: str, detail: str) -> Outcome:
 
 def _envelope_fault(envelope: c.Envelope) -> Refusal | None:
     key = envelope.request_id
-    if not 1 <= len(key) <= MAX_REQUEST_ID or not key.isascii() or not key.isprintable() or " " in key:
+    if not 0 < len(key) <= MAX_REQUEST_ID or not key.isascii() or not key.isprintable() or " " in key:
         return Refusal("bad_field", f"the idempotency key is not 1..{MAX_REQUEST_ID} visible ASCII characters")
-    if not 1 <= len(envelope.principal) <= MAX_PRINCIPAL or len(envelope.source) > MAX_PRINCIPAL:
+    if not 0 < len(envelope.principal) <= MAX_PRINCIPAL or len(envelope.source) > MAX_PRINCIPAL:
         return Refusal("bad_field", f"principal or source is not a text of at most {MAX_PRINCIPAL} characters")
     if not 0 <= envelope.stamped_ms <= MAX_INT:
         return Refusal("bad_field", f"stamped_ms is {envelope.stamped_ms}, expected 0..{MAX_INT}")

@@ -84,13 +84,15 @@ class State(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def empty(cls, limits: Limits | None = None) -> State:
         """The state before the first command."""
+        limits = limits or Limits()
+        assert limits.max_outcomes > 0, limits  # a command needs room for its own outcome
         return cls(
             revision=0,
             generation=0,
             feature_level=1,
             cluster_ms=0,
             keys_after_ms=0,
-            limits=limits or Limits(),
+            limits=limits,
             catalog=HashTrieMap(),
             versions=HashTrieMap(),
             deployments=HashTrieMap(),

@@ -33,7 +33,7 @@ class Work:
     """The working copy. The clock and the principal are those of the command at hand."""
 
     __slots__ = (
-        "_serving", "base", "cluster_ms", "feature_level", "keys_after_ms", "ledger", "limits", "models", "oldest_ms", "outcomes",
+        "_serving", "base", "cluster_ms", "feature_level", "keys_after_ms", "ledger", "limits", "models", "oldest_expires_ms", "outcomes",
         "principal", "versions",
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ class Work:
         self.keys_after_ms = base.keys_after_ms
         self.limits = base.limits
         self.principal = ""
-        self.oldest_ms = -1  # stamped time of the oldest outcome, -1 when it was not looked up yet
+        self.oldest_expires_ms = -1  # when the oldest outcome may be dropped for its age, -1 when that was not looked up yet
         self.ledger = Ledger(base)
         self.models = ModelTable(self.ledger, base)
         self.versions = VersionTable(self.ledger, base)

@@ -18,6 +18,7 @@ MAX_DETAIL = 1_024  # characters of a text that an agent or operator adds
 SHOWN = 80  # characters of a foreign text inside a detail
 
 _HEX = b"0123456789abcdef"
+_GAPS = "    "  # between five digests
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
@@ -58,20 +59,22 @@ def int_fault(what: str, value: int, low: int = 0, high: int = MAX_INT) -> Refus
 
 
 def summary_fault(summary: VersionSummary) -> Refusal | None:
-    """Judges the five digests in one go: this runs for every publish."""
-    a, b, c = summary.checksum, summary.config_digest, summary.weights_digest
-    d, e = summary.vector_root, summary.manifest_digest
-    if not (len(a) == len(b) == len(c) == len(d) == len(e) == 64) or f"{a}{b}{c}{d}{e}".encode().translate(None, _HEX):
+    """Judges the five digests in one go, and the four numbers in another: this runs for every publish."""
+    digests = f"{summary.checksum} {summary.config_digest} {summary.weights_digest} {summary.vector_root} {summary.manifest_digest}"
+    if len(digests) != 324 or digests[64::65] != _GAPS or digests.encode().translate(None, _HEX) != b"    ":
         return _digest_fault(summary)
-    size, weights, files, tensors = summary.size_bytes, summary.weights_bytes, summary.file_count, summary.tensor_count
-    if 0 <= size <= MAX_INT and 0 <= weights <= MAX_INT and 0 <= files <= MAX_INT and 0 <= tensors <= MAX_INT:
-        return None
-    return Refusal("bad_field", f"summary: a size or count of {size}, {weights}, {files}, {tensors} is outside 0..{MAX_INT}")
+    if (summary.size_bytes | summary.weights_bytes | summary.file_count | summary.tensor_count) >> 63:
+        return _number_fault(summary)
+    return None
 
 
 def _digest_fault(summary: VersionSummary) -> Refusal:
-    for field in ("checksum", "config_digest", "weights_digest", "vector_root"):
-        value = getattr(summary, field)
-        if not is_digest(value):
-            return Refusal("bad_field", f"summary: {field} {value[:SHOWN]!r} is not 64 lower-case hex characters")
-    return Refusal("bad_field", f"summary: manifest_digest {summary.manifest_digest[:SHOWN]!r} is not 64 lower-case hex characters")
+    fields = ("checksum", "config_digest", "weights_digest", "vector_root", "manifest_digest")
+    field = next(field for field in fields if not is_digest(getattr(summary, field)))
+    return Refusal("bad_field", f"summary: {field} {getattr(summary, field)[:SHOWN]!r} is not 64 lower-case hex characters")
+
+
+def _number_fault(summary: VersionSummary) -> Refusal:
+    fields = ("size_bytes", "weights_bytes", "file_count", "tensor_count")
+    field = next(field for field in fields if not 0 <= getattr(summary, field) <= MAX_INT)
+    return Refusal("bad_field", f"summary: {field} is {getattr(summary, field)}, expected 0..{MAX_INT}")
