@@ -78,14 +78,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def run(runtime: Runtime, listener: socket.socket, limits: HeadLimits = HeadLimits()) -> None:
+async def run(runtime: Runtime, listener: socket.socket, limits: HeadLimits | None = None) -> None:
     """Serve until the runtime stops, then drain."""
     config = runtime.config
     front = Front(runtime)
     server = _Server(
         uvicorn.Config(
             front,
-            http=type("Protocol", (LimitedProtocol,), {"limits": limits}),
+            http=type("Protocol", (LimitedProtocol,), {"limits": limits or HeadLimits()}),
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -95,10 +95,12 @@ class Loop:
 
     def keep(self) -> frozenset[str] | None:
         """Checksums that must stay in the store, None while not everything is known."""
+        if not self._listed:
+            return None
         wanted: set[str] = set()
         for name, tender in self._tenders.items():
             goal, record = tender.goal, tender.station.record
-            if goal is None or goal.offline or not self._listed:
+            if goal is None or goal.offline:
                 return None
             targets = [goal.committed, goal.change.to if goal.change else None, record.obeyed, record.pin]
             wanted.update(target.checksum for target in targets if target is not None)
@@ -110,11 +112,16 @@ class Loop:
     async def run(self) -> None:
         """Until cancelled."""
         self._restore()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow())
-            group.create_task(self._beat())
-            group.create_task(self._probe())
-            group.create_task(self._start_alone())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow())
+                group.create_task(self._beat())
+                group.create_task(self._probe())
+                group.create_task(self._start_alone())
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     # --- following
 

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runtime = Runtime(config, given.boot_id, int(given.port))
         match given.role:
             case "front":
-                asyncio.run(_front(runtime, int(given.listen_fd)))
+                _run_front(runtime, int(given.listen_fd))
             case "worker":
                 asyncio.run(_worker(runtime, int(given.index)))
             case "control":
@@ -51,6 +51,12 @@ def _supervise(config: AgentConfig, path: Path) -> int:
     from node_agent.supervisor import Supervisor
 
     return Supervisor(config, path.absolute()).run()
+
+
+def _run_front(runtime: Runtime, listen_fd: int) -> None:
+    import uvloop
+
+    uvloop.run(_front(runtime, listen_fd))
 
 
 async def _front(runtime: Runtime, listen_fd: int) -> None:

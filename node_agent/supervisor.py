@@ -178,7 +178,7 @@ class Supervisor:
             now = time.monotonic()
             steady = now - child.started >= STEADY_S
             child.failures = 1 if steady else child.failures + 1
-            wait_s = 0.0 if child.failures == 1 else min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (child.failures - 2))
+            wait_s = start_wait_s(child.failures)
             child.start_at = now + wait_s
             if not self._stopping:
                 log.error("process_ended", process=child.name, status=status, lived_s=round(now - child.started, 3), again_in_s=wait_s)
@@ -242,3 +242,8 @@ class Supervisor:
         os.close(child.pidfd)
         child.pidfd = -1
         child.process = None
+
+
+def start_wait_s(failures: int) -> float:
+    """Before a child that ended `failures` times in a row, soon after it began, is started again. The first time at once."""
+    return 0.0 if failures <= 1 else min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(failures - 2, 30))

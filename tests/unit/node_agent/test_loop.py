@@ -1,0 +1,293 @@
+"""The agent's conversation with the control plane: list, watch, heartbeat, and what a node does without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from node_agent.desired import Desired, Event, Identity
+from node_agent.loop import Loop
+from node_agent.plan import Target
+from node_agent.report import NodeFacts
+from node_agent.tend import Means
+from raftmeta.client import Bookmark, Change, Reply
+from raftmeta.core.errors import RaftmetaError
+from tests.support.agent_fakes import FakeCrew, FakeProvider
+from tests.support.agent_memory import NodeMemory
+from tests.support.small_version import Version, make_version
+
+
+class FakeControlPlane:
+    """Answers from dictionaries. `tell` changes a record and sends it to whoever watches."""
+
+    def __init__(self, versions: Mapping[str, Version]) -> None:
+        self.versions = versions
+        self.records: dict[str, dict[str, Any]] = {}
+        self.rollouts: dict[str, dict[str, Any]] = {}
+        self.revision = 10
+        self.generation = 1
+        self.down: RaftmetaError | None = None
+        self.lists = 0
+        self.heartbeats: list[dict[str, Any]] = []
+        self.attested: list[dict[str, Any]] = []
+        self._queue: asyncio.Queue[Change | Bookmark | RaftmetaError] = asyncio.Queue()
+
+    def declare(self, name: str = "search", nodes: Sequence[str] = ("n1",), **fields: Any) -> dict[str, Any]:
+        base = {"name": name, "model": "encoder", "primary": {"zone": "a", "nodes": list(nodes)}, "standby": None}
+        defaults = {"version": "", "previous": "", "rollout_id": "", "order_revision": 0}
+        self.records[name] = base | defaults | fields
+        return self.records[name]
+
+    def tell(self, *events: Event) -> None:
+        self.revision += 1
+        self._queue.put_nowait(Change(self.generation, self.revision, events))
+
+    def fail_watch(self, error: RaftmetaError) -> None:
+        self._queue.put_nowait(error)
+
+    def _reply(self, body: Mapping[str, Any]) -> Reply:
+        if self.down is not None:
+            raise self.down
+        return Reply(dict(body), status=200, revision=self.revision, generation=self.generation)
+
+    async def deployments(self) -> AsyncIterator[Mapping[str, Any]]:
+        self.lists += 1
+        self._reply({})
+        for record in list(self.records.values()):
+            yield record
+
+    async def cluster(self) -> Reply:
+        return self._reply({})
+
+    async def get_rollout(self, rollout_id: str) -> Reply:
+        return self._reply(self.rollouts[rollout_id])
+
+    async def get_version(self, model: str, label: str) -> Reply:
+        target = self.versions[label].target
+        return self._reply({"checksum": target.checksum, "vector_root": target.vector_root})
+
+    async def get_manifest(self, model: str, label: str) -> Reply:
+        return self._reply(msgspec.to_builtins(self.versions[label].manifest))
+
+    async def heartbeat(self, node: str, status: Mapping[str, Any]) -> Reply:
+        reply = self._reply({"interval_ms": 20})
+        self.heartbeats.append(dict(status))
+        return reply
+
+    async def attest(self, node: str, attestation: Mapping[str, Any]) -> Reply:
+        reply = self._reply({})
+        self.attested.append(dict(attestation))
+        return reply
+
+    async def watch(self, from_revision: int, resources: Sequence[str]) -> AsyncIterator[Change | Bookmark]:
+        assert set(resources) == {"deployments", "rollouts"}
+        while True:
+            item = await self._queue.get()
+            if isinstance(item, RaftmetaError):
+                raise item
+            yield item
+
+
+class Scene:
+    def __init__(self, root: Path, arena_dir: Path) -> None:
+        self.memory = NodeMemory(root / "store", arena_dir)
+        self.versions = {f"{n}.0.0": make_version(root / f"v{n}", f"{n}.0.0", {"a": bytes([n]) * 500}) for n in (1, 2, 3)}
+        self.plane = FakeControlPlane(self.versions)
+        self.loop: Loop
+
+    def begin(self, max_deployments: int = 4, start_wait_s: float = 60.0) -> None:
+        """A control process begins."""
+        facts = NodeFacts("n1", "a", "boot-1", "http://n1")
+        desired = Desired(Identity("n1", "boot-1"))
+        self.loop = Loop(facts, desired, self.memory.places, max_deployments, start_wait_s)
+        self.crew = FakeCrew()
+        self.provider = FakeProvider(self.memory, self.versions)
+        self.loop.attach(self.plane, Means("n1", "boot-1", self.plane, self.provider, self.crew))
+
+    async def until(self, holds: Callable[[], bool], what: str = "") -> None:
+        """While the loop runs. A crew that is asked about any deployment looks at that one's memory."""
+        task = asyncio.create_task(self.loop.run())
+        try:
+            async with asyncio.timeout(15):
+                while not holds():
+                    for tender in self.loop.tenders.values():
+                        self.crew.station = tender.station
+                    if task.done():
+                        task.result()
+                    await asyncio.sleep(0.005)
+        except TimeoutError as cause:
+            raise AssertionError(f"not in time: {what}; {self.loop.status()}") from cause
+        finally:
+            self.status = self.loop.status()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for tender in self.loop.tenders.values():
+                tender.station.close()
+
+    def serving(self, name: str = "search") -> str:
+        found = self.loop.status()["deployments"].get(name)
+        return found["version"] if found and found["ready"] else ""
+
+
+@pytest.fixture
+def scene(tmp_path: Path, shm: Path) -> Iterator[Scene]:
+    yield Scene(tmp_path, shm)
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_node_that_no_deployment_lists_has_nothing_and_says_hello(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(nodes=["n2"])
+        scene.begin()
+        await scene.until(lambda: len(scene.plane.heartbeats) > 1)
+        assert scene.plane.heartbeats[-1] == {
+            "node": "n1", "zone": "a", "boot_id": "boot-1", "url": "http://n1", "slots": [], "deployments": {},
+        }  # fmt: skip
+        assert scene.loop.reachable
+
+    run(work)
+
+
+def test_what_is_committed_is_brought_up_from_the_list_alone(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+        await scene.until(lambda: scene.serving() == "1.0.0")
+        beat = scene.status
+        assert beat["deployments"]["search"]["vector_root"] == scene.versions["1.0.0"].target.vector_root
+        assert [(slot["slot"], slot["state"]) for slot in beat["slots"]] == [("active", "verified"), ("standby", "empty")]
+
+    run(work)
+
+
+def test_changes_of_the_watch_are_followed(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+
+        def step() -> bool:
+            if scene.serving() == "1.0.0" and scene.plane.revision == 10:
+                record = scene.plane.declare(version="2.0.0", previous="1.0.0", order_revision=11)
+                scene.plane.tell(Event("deployment", "search", "put", record))
+            return scene.serving() == "2.0.0"
+
+        await scene.until(step)
+
+    run(work)
+
+
+def test_a_compacted_watch_is_answered_by_a_list(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+
+        def step() -> bool:
+            if scene.serving() == "1.0.0" and scene.plane.lists == 1:
+                scene.plane.declare(version="2.0.0", order_revision=40)
+                scene.plane.fail_watch(RaftmetaError("compacted", "too old"))
+            return scene.serving() == "2.0.0"
+
+        await scene.until(step)
+        assert scene.plane.lists == 2
+
+    run(work)
+
+
+def test_an_older_order_after_a_list_is_not_obeyed(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="2.0.0", order_revision=40)
+        scene.begin()
+
+        def step() -> bool:
+            if scene.serving() == "2.0.0" and scene.plane.lists == 1:
+                scene.plane.declare(version="1.0.0", order_revision=7)
+                scene.plane.fail_watch(RaftmetaError("compacted", "a restored member"))
+            return "older" in scene.loop.status()["deployments"].get("search", {}).get("trouble", "")
+
+        await scene.until(step)
+        assert scene.status["deployments"]["search"]["version"] == "2.0.0"
+
+    run(work)
+
+
+def test_a_deployment_that_leaves_the_node_gives_its_memory_back(scene: Scene, shm: Path) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+
+        def step() -> bool:
+            if scene.serving() == "1.0.0" and scene.plane.revision == 10:
+                scene.plane.tell(Event("deployment", "search", "put", scene.plane.declare(nodes=["n9"])))
+            return scene.plane.revision > 10 and not scene.loop.tenders
+
+        await scene.until(step)
+        assert -1 in scene.crew.released
+        assert scene.memory.journal.record.deployments == {}
+        assert list(shm.iterdir()) == []
+
+    run(work)
+
+
+def test_more_deployments_than_the_node_takes_are_refused_and_the_others_served(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare("alpha", version="1.0.0", order_revision=7)
+        scene.plane.declare("beta", version="1.0.0", order_revision=8)
+        scene.begin(max_deployments=1)
+        await scene.until(lambda: scene.serving("alpha") == "1.0.0")
+        assert set(scene.loop.tenders) == {"alpha"}
+
+    run(work)
+
+
+def test_without_an_answer_a_restarted_node_serves_its_pin_and_says_that_it_is_alone(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+        await scene.until(lambda: scene.serving() == "1.0.0")
+        scene.plane.down = RaftmetaError("no_quorum", "nobody")
+        scene.begin(start_wait_s=0.05)
+        await scene.until(lambda: scene.serving() == "1.0.0" and not scene.loop.reachable)
+        assert scene.status["control_plane"]["reachable"] is False
+        assert scene.provider.fetched == []
+
+    run(work)
+
+
+def test_a_node_without_pin_and_without_answer_serves_nothing(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.down = RaftmetaError("no_quorum", "nobody")
+        scene.begin(start_wait_s=0.02)
+        passed = asyncio.get_running_loop().time() + 0.2
+        await scene.until(lambda: asyncio.get_running_loop().time() > passed)
+        assert scene.status["deployments"] == {}
+        assert not scene.loop.reachable
+
+    run(work)
+
+
+def test_what_must_stay_in_the_store_is_everything_active_previous_and_desired(scene: Scene) -> None:
+    async def work() -> None:
+        def checksum(label: str) -> str:
+            return scene.versions[label].target.checksum
+
+        target: Target = scene.versions["3.0.0"].target
+        scene.plane.rollouts["r-3"] = {
+            "id": "r-3", "deployment": "search", "model": "encoder", "to_version": "3.0.0", "checksum": target.checksum,
+            "vector_root": target.vector_root, "phase": "preparing", "status": "running", "attestations": [],
+        }  # fmt: skip
+        scene.plane.declare(version="2.0.0", previous="1.0.0", order_revision=7, rollout_id="r-3")
+        scene.begin()
+        assert scene.loop.keep() is None, "nothing is known before the first list"
+        await scene.until(lambda: scene.serving() == "2.0.0" and bool(scene.plane.attested))
+        assert scene.loop.keep() == {checksum(label) for label in ("1.0.0", "2.0.0", "3.0.0")}
+        assert scene.plane.attested[0]["stage"] == "prepared"
+
+    run(work)

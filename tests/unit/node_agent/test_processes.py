@@ -1,0 +1,47 @@
+"""What the processes of an agent load, how often a child is started again, and what a start refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node_agent import names
+from node_agent.main import EXIT_CONFIG
+from node_agent.supervisor import LONGEST_WAIT_S, start_wait_s
+
+
+@pytest.mark.parametrize("module", ["supervisor", "http_server", "control"])
+def test_only_workers_load_torch(module: str) -> None:
+    code = f"import sys, node_agent.{module}; print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_child_that_keeps_ending_is_started_ever_more_slowly_within_a_bound() -> None:
+    waits = [start_wait_s(failures) for failures in range(1, 200)]
+    assert waits[0] == 0.0
+    assert waits == sorted(waits)
+    assert waits[-1] == LONGEST_WAIT_S
+
+
+def test_file_names_stay_short_and_tell_agents_apart(tmp_path: Path) -> None:
+    long = "n" * 128
+    name = names.arena(tmp_path / "a", long, "d" * 128)
+    assert len(names.control_block(name)) < 150
+    assert name != names.arena(tmp_path / "b", long, "d" * 128)
+    assert name != names.arena(tmp_path / "a", long, "d" * 127 + "e")
+
+
+def test_a_configuration_with_faults_ends_the_start_with_all_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text('node = "N"\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "node_agent.main", "--config", str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == EXIT_CONFIG
+    for field in ("node", "zone", "member_urls", "store_dir"):
+        assert field in done.stderr
+    assert "Traceback" not in done.stderr

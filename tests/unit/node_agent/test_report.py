@@ -1,0 +1,61 @@
+"""What an agent says fits what the control plane takes, and metrics of several processes make one page."""
+
+from __future__ import annotations
+
+import msgspec
+
+from node_agent import metrics, report
+from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
+from node_agent.journal import ChangeRecord
+from node_agent.metrics import Meter
+from node_agent.plan import Attest, Target
+from node_agent.report import Look, NodeFacts, SlotLook
+from raftmeta.core.types import SideName, Stage, StageCounters
+from raftmeta.nodes import NodeStatus
+
+FACTS = NodeFacts("n1", "a", "boot-1", "http://n1:1")
+RECORD = SlotRecord(SlotState.VERIFIED, "1.0.0", "c" * 64, vector_root="b" * 64)
+LOOK = Look("search", "encoder", SideName.PRIMARY, (SlotLook(RECORD, True), SlotLook(EMPTY_RECORD, False)), True, 12, "1.0.0", "", "")
+TARGET = Target("encoder", "2.0.0", "c" * 64, "d" * 64)
+
+
+def test_a_heartbeat_is_what_members_take() -> None:
+    status = msgspec.convert(report.heartbeat(FACTS, [LOOK]), NodeStatus)
+    assert status.deployments["search"].lag_ms == 12
+    assert [(slot.slot, slot.state, slot.version) for slot in status.slots] == [("active", "verified", "1.0.0"), ("standby", "empty", "")]
+    nothing = report.heartbeat(FACTS, [LOOK._replace(slots=(), ready=False)])
+    assert msgspec.convert(nothing, NodeStatus).deployments["search"].version == ""
+
+
+def test_a_status_adds_what_stands_in_the_way() -> None:
+    body = report.status(FACTS, [LOOK._replace(trouble="no route")], False, 3.25)
+    assert body["control_plane"] == {"reachable": False, "last_answer_s_ago": 3.25}
+    assert body["deployments"]["search"]["trouble"] == "no route"
+    assert body["deployments"]["search"]["version"] == "1.0.0"
+
+
+def test_prepared_names_no_root_and_ready_names_the_one_from_memory() -> None:
+    change = ChangeRecord("r-1", StageCounters(bytes_total=7))
+    prepared = report.attestation(Attest("r-1", Stage.PREPARED, TARGET), SideName.PRIMARY, "boot-1", "d" * 64, change)
+    ready = report.attestation(Attest("r-1", Stage.READY, TARGET), SideName.PRIMARY, "boot-1", "d" * 64, change)
+    assert (prepared["vector_root"], ready["vector_root"]) == ("", "d" * 64)
+    assert ready["counters"]["bytes_total"] == 7
+    assert (ready["code"], ready["detail"]) == ("", "")
+
+
+def test_only_a_failure_carries_code_and_a_bounded_detail() -> None:
+    change = ChangeRecord("r-1", StageCounters(), "no_headroom", "x" * 5000)
+    failed = report.attestation(Attest("r-1", Stage.FAILED, TARGET), SideName.STANDBY, "boot-1", "d" * 64, change)
+    assert (failed["code"], len(failed["detail"]), failed["vector_root"]) == ("no_headroom", 1000, "")
+
+
+def test_families_of_several_processes_make_one_page() -> None:
+    first, second = Meter(), Meter()
+    for index, meter in enumerate((first, second)):
+        meter.counter("worker_requests", "Requests", ("worker",)).labels(str(index)).inc(index + 1)
+    first.seconds("compute_seconds", "Time").observe(0.02)
+    text = metrics.page([first.families(), second.families(), ()]).decode()
+    assert text.count("# TYPE raftmeta_agent_worker_requests_total counter") == 1
+    assert 'raftmeta_agent_worker_requests_total{worker="0"} 1.0' in text
+    assert 'raftmeta_agent_worker_requests_total{worker="1"} 2.0' in text
+    assert 'raftmeta_agent_compute_seconds_bucket{le="0.025"} 1.0' in text
