@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from raftmeta.cli.demo import places
+
 pytestmark = pytest.mark.cluster
 DEMO = (sys.executable, "-m", "raftmeta.cli.main", "demo")
 
@@ -63,6 +65,8 @@ def test_a_killed_demo_takes_its_processes_along(tmp_path: Path) -> None:
         assert len(processes_of(work)) >= 3
         demo.send_signal(signal.SIGKILL)
     assert wait_until_none(work, 30) == []
+    places.sweep(places.MEMORY)
+    assert not list(places.MEMORY.glob(f"{places.PREFIX}{demo.pid}-*"))
 
 
 def test_a_model_directory_without_a_config_is_refused_before_anything_starts(tmp_path: Path) -> None:
