@@ -414,6 +414,7 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__connectedToAnyone(self) -> bool:
         """Asked exactly when the election deadline has passed: may this member stand now? (R8)"""
+        self._SyncObj__raftLeader = None  # silent for an election timeout: forward nothing to it, do not call it the leader
         if self._id not in self.configuration.ids:
             return False
         self._standing_by_transfer = bool(self._SyncObj__transferInProgress)

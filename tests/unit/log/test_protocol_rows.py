@@ -145,6 +145,14 @@ def test_r8_a_follower_that_hears_its_leader_does_not_vote(on: bool) -> None:
     assert granted == [False] or not on
 
 
+def test_a_leader_that_is_silent_for_an_election_timeout_is_no_longer_called_the_leader() -> None:
+    lone = LoneEngine(terms=(1,))
+    lone.step(("m2", lone.append((1, 1), term=1)))
+    assert lone.engine.leader_id == "m2"
+    lone.step(after_s=1.6)
+    assert lone.engine.leader_id == "" and lone.engine.term == 1
+
+
 @both
 def test_r9_a_leader_that_slept_through_an_election_timeout_steps_down_before_its_inbox(on: bool) -> None:
     lone = LoneEngine(rules=rules("check_quorum", on))
