@@ -8,6 +8,7 @@ whether it can be aborted, and its time limit. `python -m raftmeta.core.rollout`
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -133,8 +134,10 @@ def _timeout_ms(phase: Phase, policy: Policy) -> int:
 
 def with_attestation(attestations: tuple[Attestation, ...], new: Attestation) -> tuple[Attestation, ...]:
     """Sorted by node, one per node: the new one replaces its node's."""
-    others = [attestation for attestation in attestations if attestation.node != new.node]
-    return tuple(sorted([*others, new], key=lambda attestation: attestation.node))
+    place = bisect_left(attestations, new.node, key=lambda attestation: attestation.node)
+    replaced = attestations[place : place + 1]
+    after = place + 1 if replaced and replaced[0].node == new.node else place
+    return (*attestations[:place], new, *attestations[after:])
 
 
 def diagram() -> str:

@@ -11,7 +11,7 @@ from raftmeta.core import commands as c
 from raftmeta.core.handlers.versions import MAX_ITEMS
 from raftmeta.core.manifest import MAX_PACKED_BYTES
 from raftmeta.core.types import Limits, Phase, Stage
-from tests.support.commands import World, publication, serving_world
+from tests.support.commands import World, declaration, publication, serving_world
 
 
 def changed_summary(**changes: object) -> c.Publish:
@@ -112,6 +112,15 @@ def test_the_quota_counts_keys_records_and_manifests() -> None:
     world.ok(publication("m", "1", manifest=b"x" * 1_000))  # changes nothing, so it needs no room
 
 
+def test_what_needs_no_room_works_when_there_is_none() -> None:
+    world = serving_world()
+    world.use_up_quota()
+    world.refused("quota_exceeded", publication("m", "3"))
+    world.ok(publication("m", "1"))
+    world.ok(c.PublishBatch((publication("m", "1"), publication("m", "2"))))
+    world.ok(declaration())
+
+
 def test_deleting_works_above_the_quota_and_makes_room() -> None:
     world = World()
     world.ok(publication("m", "1", manifest=b"x" * 1_200))
@@ -152,6 +161,14 @@ def test_what_serves_what_undo_needs_and_what_is_on_its_way_cannot_be_deleted() 
     world.ok(publication("m", "3"))
     world.serve("3", "r3")
     world.ok(c.DeleteVersion("m", "1"))
+
+
+def test_a_version_that_no_deployment_names_can_be_deleted_at_any_time() -> None:
+    world = serving_world()
+    world.ok(publication("m", "3"))
+    world.ok(c.DeleteVersion("m", "3"))
+    world.start("1", "r1")
+    world.ok(c.DeleteVersion("m", "2"))
 
 
 def test_a_version_of_an_ended_rollout_can_be_deleted() -> None:
