@@ -66,10 +66,15 @@ _BY_CLASS = {
 }
 
 
+_USAGE = frozenset({"bad_field", "bad_name", "bad_request"})  # what was typed or configured cannot be meant
+
+
 def hint(error: RaftmetaError) -> str:
     """What to do next."""
     return _HINTS.get(error.code, _BY_CLASS[error.info.error_class])
 
 
 def exit_code(error: RaftmetaError) -> Exit:
+    if error.code in _USAGE:
+        return Exit.USAGE
     return Exit.UNAVAILABLE if error.info.error_class is ErrorClass.UNAVAILABLE else Exit.NO

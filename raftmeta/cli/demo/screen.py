@@ -7,13 +7,12 @@ Both say the same in the same order, so a log of a CI run reads like the screen.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol
+from typing import IO, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -82,8 +81,9 @@ class Screen(Protocol):
 class PlainScreen:
     """A line when a step ends, for files and pipes."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: IO[str]) -> None:
         self.picture = Picture()
+        self._file = file
         self._begin_s = time.monotonic()
 
     def __enter__(self) -> PlainScreen:
@@ -103,8 +103,8 @@ class PlainScreen:
         return f"{time.monotonic() - self._begin_s:6.1f} s"
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(printable(text) + "\n")
-        sys.stdout.flush()
+        self._file.write(printable(text) + "\n")
+        self._file.flush()
 
 
 class LiveScreen:
@@ -202,4 +202,4 @@ def print_claims(console: Console, claims: list[Claim]) -> None:
 
 
 def choose(console: Console) -> Screen:
-    return LiveScreen(console) if console.is_terminal else PlainScreen()
+    return LiveScreen(console) if console.is_terminal else PlainScreen(console.file)

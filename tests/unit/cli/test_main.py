@@ -109,7 +109,7 @@ def test_with_json_an_error_is_one_json_value_on_standard_output(capsys: pytest.
 
 def test_a_faulty_client_configuration_is_reported_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "client.toml").write_text("url = 1")
-    assert main(["status", "--config", str(tmp_path / "client.toml")]) == exits.Exit.NO
+    assert main(["status", "--config", str(tmp_path / "client.toml")]) == exits.Exit.USAGE
     assert "'url' is no setting" in capsys.readouterr().err
 
 
@@ -117,8 +117,10 @@ def test_a_faulty_client_configuration_is_reported_by_name(tmp_path: Path, capsy
 def test_every_error_code_has_a_hint_and_an_exit_code(code: str) -> None:
     error = RaftmetaError(code, "d")
     assert exits.hint(error)
-    unavailable = error.info.error_class is ErrorClass.UNAVAILABLE
-    assert exits.exit_code(error) == (exits.Exit.UNAVAILABLE if unavailable else exits.Exit.NO)
+    if error.info.error_class is ErrorClass.UNAVAILABLE:
+        assert exits.exit_code(error) == exits.Exit.UNAVAILABLE
+    else:
+        assert exits.exit_code(error) == (exits.Exit.USAGE if code in ("bad_field", "bad_name", "bad_request") else exits.Exit.NO)
 
 
 @given(st.text(max_size=20))
