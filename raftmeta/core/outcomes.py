@@ -46,7 +46,11 @@ class Outcomes:
 
     def items(self) -> Iterator[tuple[str, bytes]]:
         """Keys with their encoded records, the oldest first."""
-        return (self.at(position) for position in range(len(self)))
+        head, tail = self._head, self._tail
+        for number in range(head // CHUNK, -(-tail // CHUNK)):
+            keys, records = self._chunks[number]
+            begin = max(head - number * CHUNK, 0)
+            yield from zip(keys[begin:], records[begin:], strict=True)
 
     def at(self, position: int) -> tuple[str, bytes]:
         """Key and encoded record at this position, 0 being the oldest."""

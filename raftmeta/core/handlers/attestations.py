@@ -29,9 +29,9 @@ def attest(work: Work, body: Attest) -> bytes | Refusal:
     side = sides(deployment).get(body.node)
     if side is not body.side:
         found = "belongs to neither side" if side is None else f"belongs to the {side} side, not to the {body.side} side"
-        return Refusal("unknown_node", f"node {body.node!r} of deployment {deployment.name!r} {found}")
+        return Refusal("unknown_node", f"node {body.node!a} of deployment {deployment.name!a} {found}")
     if body.stage not in ROWS[rollout.phase].accepts:
-        return Refusal("wrong_phase", f"rollout {rollout.id!r} is {rollout.phase}, where no node can be {body.stage}")
+        return Refusal("wrong_phase", f"rollout {rollout.id!a} is {rollout.phase}, where no node can be {body.stage}")
     fault = _bytes_fault(rollout, body) or _order_fault(rollout, body)
     if fault is not None:
         return fault
@@ -59,7 +59,7 @@ def _field_fault(body: Attest) -> Refusal | None:
         return fault
     if body.stage is Stage.FAILED:
         if not FAILURE_CODE.match(body.code):
-            return Refusal("bad_field", f"code {body.code[:SHOWN]!r} is outside [a-z][a-z0-9_]{{0,63}}")
+            return Refusal("bad_field", f"code {body.code[:SHOWN]!a} is outside [a-z][a-z0-9_]{{0,63}}")
     elif body.code or body.detail:
         return Refusal("bad_field", f"code and detail belong to a failure, the stage is {body.stage}")
     return None
@@ -89,14 +89,16 @@ def _bytes_fault(rollout: Rollout, body: Attest) -> Refusal | None:
 
 def _mismatch(rollout: Rollout, body: Attest, field: str, expected: str) -> Refusal:
     found = getattr(body, field)[:SHOWN]
-    detail = f"node {body.node!r} attested {field} {found!r}, version {rollout.to_version!r} has {expected}"
+    detail = f"node {body.node!a} attested {field} {found!a}, version {rollout.to_version!a} has {expected}"
     return Refusal("attestation_mismatch", detail)
 
 
 def _order_fault(rollout: Rollout, body: Attest) -> Refusal | None:
+    """A failure ends it where it can end the rollout; after the decision a node may recover, or the switch would never end."""
+    failure_is_final = ROWS[rollout.phase].abort_to is not None
     for before in rollout.attestations:
         if before.node != body.node or before.boot_id != body.boot_id or body.stage is Stage.FAILED:
             continue
-        if before.stage is Stage.FAILED or RANK[before.stage] > RANK[body.stage]:
-            return Refusal("stale_attestation", f"node {body.node!r} attested {before.stage} before {body.stage} in the same boot")
+        if RANK[before.stage] > RANK[body.stage] or (before.stage is Stage.FAILED and failure_is_final):
+            return Refusal("stale_attestation", f"node {body.node!a} attested {before.stage} before {body.stage} in the same boot")
     return None

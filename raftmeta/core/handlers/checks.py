@@ -1,7 +1,8 @@
 """What handlers share: the refusal value and the checks of fields.
 
 A check returns a refusal or None, so that a handler reads as a list of preconditions. Details name the thing, what was expected and
-what was found, and are cut so that a stored outcome stays small whatever the command held.
+what was found, and are cut so that a stored outcome stays small whatever the command held. Foreign text is shown with `!a`: what `!r`
+escapes depends on the Unicode tables of the interpreter, and a stored detail must be the same bytes on every replica.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ def result(**values: str | int | list[str] | list[int]) -> bytes:
 def name_fault(what: str, name: str) -> Refusal | None:
     if NAME.match(name):
         return None
-    return Refusal("bad_name", f"{what} {name[:SHOWN]!r} is outside [a-z0-9][a-z0-9._-]{{0,127}}")
+    return Refusal("bad_name", f"{what} {name[:SHOWN]!a} is outside [a-z0-9][a-z0-9._-]{{0,127}}")
 
 
 def label_fault(label: str) -> Refusal | None:
     if LABEL.match(label):
         return None
-    return Refusal("bad_name", f"label {label[:SHOWN]!r} is outside [A-Za-z0-9][A-Za-z0-9._+-]{{0,127}}")
+    return Refusal("bad_name", f"label {label[:SHOWN]!a} is outside [A-Za-z0-9][A-Za-z0-9._+-]{{0,127}}")
 
 
 def is_digest(text: str) -> bool:
@@ -71,7 +72,7 @@ def summary_fault(summary: VersionSummary) -> Refusal | None:
 def _digest_fault(summary: VersionSummary) -> Refusal:
     fields = ("checksum", "config_digest", "weights_digest", "vector_root", "manifest_digest")
     field = next(field for field in fields if not is_digest(getattr(summary, field)))
-    return Refusal("bad_field", f"summary: {field} {getattr(summary, field)[:SHOWN]!r} is not 64 lower-case hex characters")
+    return Refusal("bad_field", f"summary: {field} {getattr(summary, field)[:SHOWN]!a} is not 64 lower-case hex characters")
 
 
 def _number_fault(summary: VersionSummary) -> Refusal:

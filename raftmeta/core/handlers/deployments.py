@@ -33,13 +33,13 @@ def declare_deployment(work: Work, body: DeclareDeployment) -> bytes | Refusal:
     if isinstance(layout, Refusal):
         return layout
     if work.models.get(body.model) is None:
-        return Refusal("unknown_model", f"no model {body.model[:128]!r}")
+        return Refusal("unknown_model", f"no model {body.model[:128]!a}")
     present = work.deployments.get(body.name)
     if present is None:
         return _create(work, body, layout)
     rollout = running_rollout(work, present)
     if present.model != body.model and (present.version or rollout is not None):
-        return Refusal("deployment_model_fixed", f"deployment {body.name!r} belongs to model {present.model!r}, not {body.model!r}")
+        return Refusal("deployment_model_fixed", f"deployment {body.name!a} belongs to model {present.model!a}, not {body.model!a}")
     changed = msgspec.structs.replace(
         present,
         model=body.model,
@@ -108,7 +108,7 @@ def _layout(body: DeclareDeployment, limit: int) -> _Layout | Refusal:
         return standby
     both = sorted(set(primary.nodes) & set(standby.nodes))
     if both:
-        return Refusal("bad_field", f"node {both[0]!r} stands in both sides")
+        return Refusal("bad_field", f"node {both[0]!a} stands in both sides")
     return _Layout(primary, standby)
 
 
@@ -120,5 +120,5 @@ def _side(what: str, side: Side, limit: int) -> Side | Refusal:
     for before, node in zip(("", *nodes), nodes, strict=False):
         fault = fault or name_fault(f"node of the {what} side", node)
         if before == node:
-            fault = fault or Refusal("bad_field", f"node {node!r} stands twice in the {what} side")
+            fault = fault or Refusal("bad_field", f"node {node!a} stands twice in the {what} side")
     return fault or Side(side.zone, nodes)

@@ -26,7 +26,7 @@ def activate(work: Work, body: Activate) -> bytes | Refusal:
     if isinstance(deployment, Refusal):
         return deployment
     if deployment.version == body.version and body.version:
-        return Refusal("already_active", f"deployment {deployment.name!r} serves version {body.version!r} already")
+        return Refusal("already_active", f"deployment {deployment.name!a} serves version {body.version!a} already")
     return _start(work, deployment, body.rollout_id, RolloutKind.ACTIVATE, body.version)
 
 
@@ -35,7 +35,7 @@ def roll_back(work: Work, body: RollBack) -> bytes | Refusal:
     if isinstance(deployment, Refusal):
         return deployment
     if not deployment.previous:
-        return Refusal("nothing_to_roll_back", f"deployment {deployment.name!r} has no previous version")
+        return Refusal("nothing_to_roll_back", f"deployment {deployment.name!a} has no previous version")
     return _start(work, deployment, body.rollout_id, RolloutKind.ROLL_BACK, deployment.previous)
 
 
@@ -44,12 +44,12 @@ def advance_rollout(work: Work, body: AdvanceRollout) -> bytes | Refusal:
     if isinstance(rollout, Refusal):
         return rollout
     if rollout.phase is not body.from_phase:
-        return Refusal("wrong_phase", f"rollout {rollout.id!r} is {rollout.phase}, not {body.from_phase}")
+        return Refusal("wrong_phase", f"rollout {rollout.id!a} is {rollout.phase}, not {body.from_phase}")
     deployment = _deployment_of(work, rollout)
     waiting = waiting_for(rollout, deployment)
     if waiting:
         others = f" and {len(waiting) - 3} others" if len(waiting) > 3 else ""
-        return Refusal("gate_not_met", f"rollout {rollout.id!r} is {rollout.phase} and waits for {', '.join(waiting[:3])}{others}")
+        return Refusal("gate_not_met", f"rollout {rollout.id!a} is {rollout.phase} and waits for {', '.join(waiting[:3])}{others}")
     row = ROWS[rollout.phase]
     assert row.forward is not None, row
     changes: dict[str, object] = {"phase": row.forward, "phase_revision": work.revision, "phase_ms": work.cluster_ms}
@@ -67,7 +67,7 @@ def advance_rollout(work: Work, body: AdvanceRollout) -> bytes | Refusal:
 def abort_rollout(work: Work, body: AbortRollout) -> bytes | Refusal:
     """The failed rollout keeps the phase it failed in; its deployment is idle again and serves what it served."""
     if not FAILURE_CODE.match(body.code):
-        return Refusal("bad_field", f"code {body.code[:SHOWN]!r} is outside [a-z][a-z0-9_]{{0,63}}")
+        return Refusal("bad_field", f"code {body.code[:SHOWN]!a} is outside [a-z][a-z0-9_]{{0,63}}")
     fault = name_fault("node", body.node) if body.node else None
     if fault is not None:
         return fault
@@ -75,7 +75,7 @@ def abort_rollout(work: Work, body: AbortRollout) -> bytes | Refusal:
     if isinstance(rollout, Refusal):
         return rollout
     if ROWS[rollout.phase].abort_to is None:
-        return Refusal("wrong_phase", f"rollout {rollout.id!r} is {rollout.phase}: the switch is decided, roll back after it")
+        return Refusal("wrong_phase", f"rollout {rollout.id!a} is {rollout.phase}: the switch is decided, roll back after it")
     failure = Failure(body.code, body.node, body.detail[:MAX_DETAIL])
     failed = msgspec.structs.replace(rollout, status=RolloutStatus.FAILED, failure=failure, ended_ms=work.cluster_ms)
     work.rollouts.put(rollout.id, failed)
@@ -85,9 +85,9 @@ def abort_rollout(work: Work, body: AbortRollout) -> bytes | Refusal:
 def find_running(work: Work, rollout_id: str) -> Rollout | Refusal:
     rollout = work.rollouts.get(rollout_id)
     if rollout is None:
-        return Refusal("unknown_rollout", f"no rollout {rollout_id[:128]!r}")
+        return Refusal("unknown_rollout", f"no rollout {rollout_id[:128]!a}")
     if rollout.status is not RolloutStatus.RUNNING:
-        return Refusal("rollout_not_running", f"rollout {rollout.id!r} is {rollout.status}")
+        return Refusal("rollout_not_running", f"rollout {rollout.id!a} is {rollout.status}")
     return rollout
 
 
@@ -95,24 +95,24 @@ def _ready(work: Work, body: Activate | RollBack) -> Deployment | Refusal:
     """The deployment of a command that starts a rollout, if it may start one."""
     deployment = work.deployments.get(body.deployment)
     if deployment is None:
-        return Refusal("unknown_deployment", f"no deployment {body.deployment[:128]!r}")
+        return Refusal("unknown_deployment", f"no deployment {body.deployment[:128]!a}")
     running = running_rollout(work, deployment)
     if running is not None:
-        detail = f"rollout {running.id!r} of deployment {deployment.name!r} to version {running.to_version!r} is {running.phase}"
+        detail = f"rollout {running.id!a} of deployment {deployment.name!a} to version {running.to_version!a} is {running.phase}"
         return Refusal("rollout_in_progress", detail, result(rollout_id=running.id))
     if body.expected_version is not None and body.expected_version != deployment.version:
-        detail = f"deployment {deployment.name!r} serves {deployment.version!r}, expected {body.expected_version[:128]!r}"
+        detail = f"deployment {deployment.name!a} serves {deployment.version!a}, expected {body.expected_version[:128]!a}"
         return Refusal("expected_version_mismatch", detail, result(version=deployment.version))
     fault = name_fault("rollout id", body.rollout_id)
     if fault is None and work.rollouts.get(body.rollout_id) is not None:
-        fault = Refusal("bad_field", f"rollout id {body.rollout_id!r} is taken")
+        fault = Refusal("bad_field", f"rollout id {body.rollout_id!a} is taken")
     return fault or deployment
 
 
 def _start(work: Work, deployment: Deployment, rollout_id: str, kind: RolloutKind, label: str) -> bytes | Refusal:
     version = work.versions.get(version_key(deployment.model, label))
     if version is None:
-        return Refusal("unknown_version", f"model {deployment.model!r} has no version {label[:128]!r}")
+        return Refusal("unknown_version", f"model {deployment.model!a} has no version {label[:128]!a}")
     forward = ROWS[Phase.IDLE].forward
     assert forward is not None
     rollout = Rollout(

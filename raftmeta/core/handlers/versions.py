@@ -10,9 +10,10 @@ from hashlib import sha256
 
 from raftmeta.core.commands import DeleteVersion, Publish, PublishBatch
 from raftmeta.core.handlers.checks import Refusal, label_fault, name_fault, result, summary_fault
+from raftmeta.core.handlers.deployments import running_rollout
 from raftmeta.core.manifest import MAX_PACKED_BYTES
 from raftmeta.core.state import version_key
-from raftmeta.core.types import ModelRecord, RolloutStatus, VersionRecord
+from raftmeta.core.types import ModelRecord, VersionRecord
 from raftmeta.core.work import Work
 
 MAX_ITEMS = 1_000  # publications of one batch
@@ -43,14 +44,14 @@ def publish_batch(work: Work, body: PublishBatch) -> bytes | Refusal:
 def delete_version(work: Work, body: DeleteVersion) -> bytes | Refusal:
     model = work.models.get(body.model)
     if model is None:
-        return Refusal("unknown_model", f"no model {body.model[:128]!r}")
+        return Refusal("unknown_model", f"no model {body.model[:128]!a}")
     key = version_key(body.model, body.label)
     version = work.versions.get(key)
     if version is None:
-        return Refusal("unknown_version", f"model {body.model!r} has no version {body.label[:128]!r}")
+        return Refusal("unknown_version", f"model {body.model!a} has no version {body.label[:128]!a}")
     user = _user_of(work, version)
     if user:
-        return Refusal("in_use", f"version {body.label!r} of model {body.model!r} is {user}")
+        return Refusal("in_use", f"version {body.label!a} of model {body.model!a} is {user}")
     work.versions.delete(key)
     count = model.version_count - 1
     work.models.put(body.model, ModelRecord(model.name, model.last_number, count, model.created_revision, model.created_ms))
@@ -66,7 +67,7 @@ def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
         if present.summary.checksum == summary.checksum:
             return present.number, False
         return Refusal(
-            "version_exists", f"version {label!r} of model {name!r} has checksum {present.summary.checksum}, not the published one"
+            "version_exists", f"version {label!a} of model {name!a} has checksum {present.summary.checksum}, not the published one"
         )
     model = work.models.get(name)
     fault = (name_fault("model", name) if model is None else None) or label_fault(label) or summary_fault(summary)
@@ -88,7 +89,7 @@ def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
         model = ModelRecord(name, 1, 1, revision, now)
     else:
         if model.version_count >= work.limits.max_versions_per_model:
-            return Refusal("quota_exceeded", f"model {name!r} has {model.version_count} versions, the limit")
+            return Refusal("quota_exceeded", f"model {name!a} has {model.version_count} versions, the limit")
         model = ModelRecord(name, model.last_number + 1, model.version_count + 1, model.created_revision, model.created_ms)
     number = model.last_number
     version = VersionRecord(name, label, number, summary, work.principal, revision, now)
@@ -103,10 +104,10 @@ def _user_of(work: Work, version: VersionRecord) -> str:
         if deployment.model != version.model:
             continue
         if deployment.version == version.label:
-            return f"what deployment {deployment.name!r} serves"
+            return f"what deployment {deployment.name!a} serves"
         if deployment.previous == version.label:
-            return f"what deployment {deployment.name!r} rolls back to"
-        rollout = work.rollouts.get(deployment.rollout_id)
-        if rollout is not None and rollout.status is RolloutStatus.RUNNING and rollout.to_version == version.label:
-            return f"the target of rollout {rollout.id!r}"
+            return f"what deployment {deployment.name!a} rolls back to"
+        rollout = running_rollout(work, deployment)
+        if rollout is not None and rollout.to_version == version.label:
+            return f"the target of rollout {rollout.id!a}"
     return ""

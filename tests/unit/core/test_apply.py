@@ -180,6 +180,30 @@ def test_a_detail_that_is_stored_is_cut() -> None:
     assert len(outcome.detail) == 512
 
 
+def test_details_are_ascii_so_that_every_interpreter_stores_the_same() -> None:
+    odd = "m\u00f6\u0378\U0001fae8\u202e"
+    world = serving_world()
+    bodies: list[c.Body] = [
+        publication(odd),
+        publication("m", odd),
+        c.DeleteVersion(odd, "1"),
+        c.DeleteVersion("m", odd),
+        declaration(odd),
+        declaration("d", odd),
+        c.Activate(odd, "1", None, "r1"),
+        c.Activate("d", odd, None, "r1"),
+        c.Activate("d", "1", odd, "r1"),
+        c.Activate("d", "1", None, odd),
+        c.AbortRollout(odd, "x", "", ""),
+        c.AbortRollout("r1", odd, "", ""),
+        c.RecordVerdict("d", odd, b""),
+    ]
+    for body in bodies:
+        outcome = world.do(body)
+        assert outcome.code != "ok"
+        assert outcome.detail.isascii(), outcome
+
+
 # Keys that carry their time.
 
 

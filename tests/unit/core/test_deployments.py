@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from raftmeta.core import commands as c
 from raftmeta.core.handlers.deployments import MAX_TIMEOUT_MS
 from raftmeta.core.types import Limits, Phase, Policy, Side, Stage
 from tests.support.commands import World, declaration, publication, serving_world
@@ -92,6 +93,15 @@ def test_the_model_may_change_until_something_serves_or_is_on_its_way() -> None:
     world.refused("deployment_model_fixed", declaration("d", "n"))
     world.reach("r1", Phase.ACTIVE)
     world.refused("deployment_model_fixed", declaration("d", "n"))
+
+
+def test_the_model_may_change_after_a_first_rollout_failed() -> None:
+    world = serving_world()
+    world.ok(publication("n", "1"))
+    world.start("1", "r1")
+    world.ok(c.AbortRollout("r1", "operator", "", ""))
+    world.ok(declaration("d", "n"))
+    world.start("1", "r2")
 
 
 def test_declaring_again_keeps_what_serves() -> None:

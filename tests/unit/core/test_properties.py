@@ -55,6 +55,7 @@ def test_any_sequence_gives_outcomes_and_a_sound_state(data: hs.DataObject, limi
         if state.revision == before.revision:
             assert state is before  # equal revisions of one history are equal states
             assert events == ()
+        assert outcome.detail.isascii() or outcome.code == "bad_request"
         if outcome.code != "ok" or outcome.repeated:
             assert facts(state) == facts(before)
             assert events == ()

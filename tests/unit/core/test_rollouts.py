@@ -280,6 +280,14 @@ def test_a_node_goes_only_forward_within_one_boot() -> None:
     world.ok(attestation(rollout, "a1", SideName.PRIMARY, Stage.FAILED))
 
 
+def test_a_node_that_failed_after_the_decision_may_recover() -> None:
+    world = started()
+    world.reach("r1", Phase.COMMITTING)
+    world.attest("r1", Stage.FAILED, only=["a1"])
+    world.attest("r1", Stage.ACTIVE)
+    assert world.advance("r1") is Phase.ACTIVE
+
+
 def test_a_node_that_booted_again_starts_over_and_shuts_the_gate() -> None:
     world = started()
     world.attest("r1", Stage.READY)
