@@ -21,6 +21,7 @@ from raftmeta.core.state import State, version_key
 from raftmeta.core.types import Deployment, ModelRecord, Phase, Record, Rollout, RolloutStatus, Verdict, VersionRecord
 
 MAX_LIMIT = 1_000
+_PLAIN = frozenset((str, int, type(None)))
 
 Resource = dict[str, Any]  # of JSON values
 
@@ -174,13 +175,13 @@ def resource(record: Value) -> Resource:
 
 
 def _json_value(value: object) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Record):
-        return {field: _json_value(getattr(value, field)) for field in value.__struct_fields__}
+        return {field: _json_value(each) for field, each in msgspec.structs.asdict(value).items()}
     if isinstance(value, tuple):
         return [_json_value(each) for each in value]
-    if isinstance(value, Enum):
-        return value.value
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
 def _report(report: bytes) -> Any:
