@@ -77,6 +77,7 @@ def main() -> None:
                     "leader": status.leader_id,
                     "term": status.term,
                     "applied": status.applied_revision,
+                    "entries": status.last_index,
                     "hash": member.state.state_hash.hex(),
                     "fault": status.fault,
                 }
