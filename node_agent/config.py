@@ -7,6 +7,7 @@ existence where they are used.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -112,6 +113,8 @@ class AgentConfig(BaseSettings):
     def _is_consistent(self) -> AgentConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
+        if self.host_port[0] in ("0.0.0.0", "::") and not self.url:
+            raise ValueError(f"listen {self.listen} is every address of the machine; set url to the one that others reach it by")
         return self
 
     @property
@@ -163,3 +166,15 @@ def _faults(error: ValidationError) -> list[str]:
         where = ".".join(str(part) for part in fault["loc"])
         found.append(f"{where}: {fault['msg']}" if where else fault["msg"])
     return sorted(found)
+
+
+def child_environment(config: AgentConfig) -> dict[str, str]:
+    """What a process of the agent is started with: no model library asks a network, and none takes more threads than it was given."""
+    threads = str(config.threads)
+    return os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+    }

@@ -21,7 +21,7 @@ from node_agent.desired import Desired, Identity
 from node_agent.fetch import Fetcher, Patience
 from node_agent.ipc import Server
 from node_agent.journal import Journal
-from node_agent.loop import ControlPlane, Loop
+from node_agent.loop import Bounds, ControlPlane, Loop
 from node_agent.messages import Fault, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered, Reply
 from node_agent.metrics import Meter
 from node_agent.peers import Peer
@@ -66,7 +66,7 @@ class Answers:
         self._facts = facts
         self._store = store
         self._meter = Meter()
-        gauge = self._meter.gauge
+        gauge = self._meter.gauge  # a sample per deployment, of which a node has few
         self._reachable = gauge("control_plane_reachable", "Whether linearizable reads of the control plane are answered")
         self._silent = gauge("control_plane_silent_seconds", "Since the control plane answered last")
         self._bytes = gauge("store_bytes", "All blobs of this node's store")
@@ -145,22 +145,22 @@ async def run(runtime: Runtime) -> None:
     facts = NodeFacts(config.node, config.zone, runtime.boot_id, runtime.url)
     store = Store(config.store_dir, config.store_quota_bytes)
     places = Places(store, Journal(config.store_dir, config.node), config.arena_dir, config.slot_bytes)
-    loop = Loop(facts, Desired(Identity(config.node, runtime.boot_id)), places, config.max_deployments, config.start_wait_s)
-    peers = [Peer(runtime.worker_socket(index), loop.kick) for index in range(config.workers)]
-    answers = Answers(loop, facts, store)
-    server = Server(answers.answer, lambda: None)
     async with Client(config.member_urls, token=config.token(), ca_file=config.ca_file, timeout_s=PLANE_TIMEOUT_S) as client:
         plane = cast(ControlPlane, ClientPlane(client))
+        bounds = Bounds(config.max_deployments, config.start_wait_s)
+        loop = Loop(facts, Desired(Identity(config.node, runtime.boot_id)), places, plane, bounds)
+        peers = [Peer(runtime.worker_socket(index), loop.kick) for index in range(config.workers)]
         with httpx.Client(timeout=config.fetch_timeout_s, follow_redirects=False, trust_env=False) as http:
             fetcher = Fetcher(store, opener(config.artifact_roots, http), Patience(config.fetch_attempts))
             provider = StoreProvider(store, fetcher, plane, loop.keep)
-            loop.attach(plane, Means(config.node, runtime.boot_id, plane, provider, Crew(peers, config.load_timeout_s)))
+            means = Means(config.node, runtime.boot_id, plane, provider, Crew(peers, config.load_timeout_s))
+            server = Server(Answers(loop, facts, store).answer, lambda: None)
             await server.start(runtime.control_socket())
             log.info("control_runs", boot_id=runtime.boot_id, members=config.member_urls)
             compiling = asyncio.create_task(asyncio.to_thread(backend))  # seconds, the first time on a machine; staging would wait for it
-            await _until_stopped(runtime, [loop.run(), *(peer.keep_connected() for peer in peers)])
-            await compiling
+            await _until_stopped(runtime, [loop.run(means), *(peer.keep_connected() for peer in peers)])
             await server.stop()
+            await compiling
 
 
 async def _until_stopped(runtime: Runtime, work: Sequence[Any]) -> None:

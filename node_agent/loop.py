@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from node_agent import report
 from node_agent.desired import DeploymentView, Desired, RolloutView, read
@@ -58,13 +58,20 @@ class ControlPlane(Protocol):
         """Changes (generation, revision, events) and bookmarks. Raises RaftmetaError compacted."""
 
 
+class Bounds(NamedTuple):
+    max_deployments: int  # that this node takes part in
+    start_wait_s: float  # for the control plane, before the pin is served
+
+
 class Loop:
-    def __init__(self, facts: NodeFacts, desired: Desired, places: Places, max_deployments: int, start_wait_s: float) -> None:
+    _means: Means  # from the beginning of `run`: it in turn is made of `kick` and `keep`
+
+    def __init__(self, facts: NodeFacts, desired: Desired, places: Places, plane: ControlPlane, bounds: Bounds) -> None:
         self._facts = facts
         self._desired = desired
         self._places = places
-        self._max = max_deployments
-        self._start_wait_s = start_wait_s
+        self._plane = plane
+        self._bounds = bounds
         self._tenders: dict[str, Tender] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._targets: dict[tuple[str, str, int], Target] = {}  # (model, label, order revision) -> bytes
@@ -72,10 +79,6 @@ class Loop:
         self._listed = False
         self._heard_at = time.monotonic()
         self.reachable = False
-
-    def attach(self, plane: ControlPlane, means: Means) -> None:
-        self._plane = plane
-        self._means = means
 
     @property
     def tenders(self) -> Mapping[str, Tender]:
@@ -109,8 +112,9 @@ class Loop:
                 wanted.add(self._previous[name])
         return frozenset(wanted)
 
-    async def run(self) -> None:
+    async def run(self, means: Means) -> None:
         """Until cancelled."""
+        self._means = means
         self._restore()
         try:
             async with asyncio.TaskGroup() as group:
@@ -201,8 +205,8 @@ class Loop:
     def _adopt(self, goal: Goal, model: str) -> Tender | None:
         """A deployment that lists this node and has no tender yet."""
         name = goal.deployment
-        if len(self._tenders) >= self._max:
-            log.error("deployment_refused", deployment=name, reason=f"this node takes part in its limit of {self._max}")
+        if len(self._tenders) >= self._bounds.max_deployments:
+            log.error("deployment_refused", deployment=name, reason=f"this node takes part in its limit of {self._bounds.max_deployments}")
             return None
         journal = self._places.journal
         record = journal.deployment(name) or new_record(goal, model, self._places.store.root, self._facts.node)
@@ -231,7 +235,7 @@ class Loop:
 
     async def _start_alone(self) -> None:
         """Without an answer in time, serve what served last."""
-        await asyncio.sleep(self._start_wait_s)
+        await asyncio.sleep(self._bounds.start_wait_s)
         for name, tender in self._tenders.items():
             record = tender.station.record
             if tender.goal is not None:

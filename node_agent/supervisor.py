@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node_agent import journal, names
-from node_agent.config import AgentConfig
+from node_agent.config import AgentConfig, child_environment
 from node_agent.device.control_block import ControlBlock
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
@@ -132,20 +132,12 @@ class Supervisor:
             passed = (self._listener.fileno(),)
             command += ["--listen-fd", str(passed[0])]
         # a group of its own: Ctrl-C on the terminal reaches the supervisor alone, which stops the rest in order
-        child.process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, process_group=0, env=self._environment())
+        child.process = subprocess.Popen(
+            command, pass_fds=passed, stdin=subprocess.DEVNULL, process_group=0, env=child_environment(self.config)
+        )
         child.pidfd = os.pidfd_open(child.process.pid)
         child.started = time.monotonic()
         log.info("process_started", process=child.name, child=child.process.pid)
-
-    def _environment(self) -> dict[str, str]:
-        threads = str(self.config.threads)
-        return os.environ | {
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-        }
 
     # --- run
 

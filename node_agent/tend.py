@@ -104,6 +104,7 @@ class Tender:
         self._ready = False
         self._cancel = threading.Event()  # set while a fetch runs: stop it
         self._step: Step | None = None
+        self._taking: asyncio.Task[None] | None = None
         self.idle = False  # the last look found nothing to do for the goal of now
         self.doing = ""
         self.trouble = ""
@@ -117,8 +118,10 @@ class Tender:
         self._goal = goal
         self.idle = False
         self._tries = 0
-        if isinstance(self._step, Fetch) and not _wants(goal, self._step.target):
+        if self._step is not None and not _wants(goal, self._step.target):
             self._cancel.set()
+            if isinstance(self._step, Warm | AwaitWorkers) and self._taking is not None:
+                self._taking.cancel()  # waits for workers, perhaps long; nothing is left half done
         self._wake.set()
 
     def kick(self) -> None:
@@ -163,14 +166,19 @@ class Tender:
             return IDLE_S
         step = made.steps[0]
         self._step, self.doing = step, _describe(step)
+        self._taking = asyncio.create_task(self._take(step, goal))
         try:
-            await self._take(step, goal)
+            await asyncio.wait({self._taking})
+            if self._taking.cancelled():
+                return 0.0
+            self._taking.result()
         except Cancelled:
             return 0.0
         except (Refusal, FetchFailed, BlobsRotten, RaftmetaError, CallFailed, WorkersLag, OSError) as cause:
             return await self._failed(step, goal, failure_of(cause))
         finally:
-            self._step = None
+            self._taking.cancel()
+            self._step = self._taking = None
         self._tries = 0
         if not made.refused:
             self._trouble("")

@@ -25,6 +25,7 @@ class FakeCrew(Crew):
         self.loads: list[tuple[int, str]] = []
         self.released: list[int] = []
         self.refuse: Exception | None = None
+        self.block: asyncio.Event | None = None  # loading waits for it
         self.station: Station | None = None
 
     def loaded(self, deployment: str, slot: int, target: Target) -> bool:
@@ -33,6 +34,8 @@ class FakeCrew(Crew):
 
     async def load(self, deployment: str, slot: int, target: Target) -> None:
         self.loads.append((slot, target.label))
+        if self.block is not None:
+            await self.block.wait()
         if self.refuse is not None:
             raise self.refuse
         self.slots[slot] = target

@@ -55,6 +55,12 @@ def test_an_ipv6_address_is_taken(tmp_path: Path) -> None:
     assert found.public_url(9000) == "http://[::1]:9000"
 
 
+def test_listening_on_every_address_needs_the_one_that_others_use(tmp_path: Path) -> None:
+    assert "set url" in refusal(tmp_path, GOOD + 'listen = "0.0.0.0:9000"\n')
+    found = config(tmp_path, GOOD + 'listen = "0.0.0.0:9000"\nurl = "http://gpu-a1:9000"\n')
+    assert found.public_url(9000) == "http://gpu-a1:9000"
+
+
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     assert "tls_cert and tls_key" in refusal(tmp_path, GOOD + 'tls_cert = "/x.pem"\n')
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from node_agent.desired import Desired, Event, Identity
-from node_agent.loop import Loop
+from node_agent.loop import Bounds, Loop
 from node_agent.plan import Target
 from node_agent.report import NodeFacts
 from node_agent.tend import Means
@@ -104,14 +104,13 @@ class Scene:
         """A control process begins."""
         facts = NodeFacts("n1", "a", "boot-1", "http://n1")
         desired = Desired(Identity("n1", "boot-1"))
-        self.loop = Loop(facts, desired, self.memory.places, max_deployments, start_wait_s)
+        self.loop = Loop(facts, desired, self.memory.places, self.plane, Bounds(max_deployments, start_wait_s))
         self.crew = FakeCrew()
         self.provider = FakeProvider(self.memory, self.versions)
-        self.loop.attach(self.plane, Means("n1", "boot-1", self.plane, self.provider, self.crew))
 
     async def until(self, holds: Callable[[], bool], what: str = "") -> None:
         """While the loop runs. A crew that is asked about any deployment looks at that one's memory."""
-        task = asyncio.create_task(self.loop.run())
+        task = asyncio.create_task(self.loop.run(Means("n1", "boot-1", self.plane, self.provider, self.crew)))
         try:
             async with asyncio.timeout(15):
                 while not holds():

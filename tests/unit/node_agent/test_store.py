@@ -58,6 +58,15 @@ def test_more_bytes_than_the_blob_has_are_refused_before_they_are_written(store:
     assert store.writer(SHA, len(DATA)).offset == 0
 
 
+def test_bytes_that_the_disk_does_not_give_back_are_refused(store: Store, tmp_path: Path) -> None:
+    writer = store.writer(SHA, len(DATA))
+    writer.write(DATA)
+    (tmp_path / "store" / "partial" / SHA).write_bytes(DATA[:-1] + b"?")
+    with pytest.raises(BlobMismatch, match="the disk gave back"):
+        writer.commit()
+    assert not store.has(SHA, len(DATA))
+
+
 def test_a_later_writer_goes_on_where_an_earlier_one_stopped(store: Store) -> None:
     first = store.writer(SHA, len(DATA))
     first.write(DATA[:700])

@@ -329,6 +329,26 @@ def test_a_fetch_that_an_abort_made_pointless_is_stopped(scene: Scene) -> None:
     run(work)
 
 
+def test_waiting_for_a_worker_ends_when_nobody_wants_the_version_any_more(scene: Scene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        scene.crew.block = asyncio.Event()
+        change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
+        scene.tender.want(scene.goal(1, change))
+        task = asyncio.create_task(scene.tender.run())
+        async with asyncio.timeout(15):
+            while not scene.tender.doing.startswith("Warm"):
+                await asyncio.sleep(0.01)
+            scene.tender.want(scene.goal(1))
+            while not scene.tender.idle:
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert scene.plane.attested[-1]["stage"] == "active"
+
+    run(work)
+
+
 def test_a_committed_version_that_cannot_be_fetched_is_tried_on_while_the_old_one_serves(scene: Scene) -> None:
     async def work() -> None:
         await scene.roll(None, 1)

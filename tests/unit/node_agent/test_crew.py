@@ -1,0 +1,181 @@
+"""Asking every worker: nothing counts as done before each of them said so, and one that is away is waited for within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from node_agent.crew import Crew, WorkersLag
+from node_agent.ipc import CallFailed, Server
+from node_agent.messages import (
+    Acknowledge,
+    Answering,
+    Done,
+    Fault,
+    GetMetrics,
+    Load,
+    Loaded,
+    Metrics,
+    Numbered,
+    Release,
+    Reply,
+    Served,
+    SlotServed,
+    WorkerState,
+)
+from node_agent.peers import Peer
+from node_agent.plan import Target
+
+V1 = Target("encoder", "1.0.0", "1" * 64, "a" * 64)
+V2 = Target("encoder", "2.0.0", "2" * 64, "b" * 64)
+
+
+class FakeWorker:
+    def __init__(self, path: Path, index: int) -> None:
+        self.path = path
+        self.index = index
+        self.slots: dict[int, Target] = {}
+        self.active = 0
+        self.refuse = ""
+        self.calls: list[Numbered] = []
+        self.server = Server(self._answer, self.state)
+
+    def state(self) -> WorkerState:
+        slots = tuple(SlotServed(slot, target.label, target.checksum) for slot, target in sorted(self.slots.items()))
+        return WorkerState(self.index, 1, (Served("search", slots, self.active),))
+
+    async def start(self) -> None:
+        self.server = Server(self._answer, self.state)
+        await self.server.start(self.path)
+
+    async def _answer(self, call: Numbered) -> Reply:
+        self.calls.append(call)
+        match call:
+            case Load():
+                if self.refuse:
+                    return Fault(call.number, 409, self.refuse, "because")
+                self.slots[call.slot] = Target("encoder", call.label, call.checksum, "")
+                self.server.push(self.state())
+                return Loaded(call.number, {}, 1)
+            case Acknowledge():
+                held = self.slots[self.active]
+                return Answering(call.number, self.active, held.label, held.checksum)
+            case Release():
+                return Done(call.number)
+            case GetMetrics():
+                return Metrics(call.number, ())
+            case _:
+                raise AssertionError(call)
+
+
+class Scene:
+    def __init__(self, root: Path, load_timeout_s: float = 10.0) -> None:
+        self.workers = [FakeWorker(root / f"w{index}", index) for index in range(2)]
+        self.peers = [Peer(worker.path, lambda: None) for worker in self.workers]
+        self.crew = Crew(self.peers, load_timeout_s)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Scene:
+        self._tasks = [asyncio.create_task(peer.keep_connected()) for peer in self.peers]
+        return self
+
+    async def start(self, *indexes: int) -> None:
+        for index in indexes:
+            await self.workers[index].start()
+            await self.until(lambda index=index: self.peers[index].connected)
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self.workers:
+            await worker.server.stop()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():
+                await asyncio.sleep(0.005)
+
+
+def run(root: Path, work: Callable[[Scene], Awaitable[None]], load_timeout_s: float = 10.0) -> None:
+    async def whole() -> None:
+        async with Scene(root, load_timeout_s) as scene:
+            await work(scene)
+
+    asyncio.run(asyncio.wait_for(whole(), 30))
+
+
+def test_a_slot_counts_as_loaded_when_every_worker_says_so(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0, 1)
+        assert not scene.crew.loaded("search", 1, V1)
+        await scene.crew.load("search", 1, V1)
+        await scene.until(lambda: scene.crew.loaded("search", 1, V1))
+        assert not scene.crew.loaded("search", 1, V2)
+        assert not scene.crew.loaded("search", 0, V1)
+        await scene.workers[1].server.stop()
+        await scene.until(lambda: not scene.crew.loaded("search", 1, V1))
+
+    run(tmp_path, work)
+
+
+def test_a_worker_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0)
+        loading = asyncio.create_task(scene.crew.load("search", 0, V1))
+        await asyncio.sleep(0.1)
+        assert not loading.done()
+        await scene.start(1)
+        await loading
+        assert [worker.slots for worker in scene.workers] == [{0: Target("encoder", "1.0.0", "1" * 64, "")}] * 2
+
+    run(tmp_path, work)
+
+
+def test_a_worker_that_stays_away_ends_in_a_bounded_time(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0)
+        with pytest.raises(WorkersLag):
+            await scene.crew.load("search", 0, V1)
+
+    run(tmp_path, work, load_timeout_s=0.2)
+
+
+def test_one_refusal_refuses(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0, 1)
+        scene.workers[1].refuse = "uncovered_tensor"
+        with pytest.raises(CallFailed, match="uncovered_tensor"):
+            await scene.crew.load("search", 0, V1)
+
+    run(tmp_path, work)
+
+
+def test_a_switch_is_acknowledged_when_every_worker_answers_with_the_version(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0, 1)
+        for worker in scene.workers:
+            worker.slots = {0: V1, 1: V2}
+        scene.workers[0].active = 1
+        with pytest.raises(WorkersLag, match=r"1 of 2 workers do not answer with 2\.0\.0: it answers with 1\.0\.0"):
+            await scene.crew.acknowledged("search", V2, 0.1)
+        scene.workers[1].active = 1
+        await scene.crew.acknowledged("search", V2, 5)
+        await scene.workers[1].server.stop()
+        await scene.until(lambda: not scene.peers[1].connected)
+        with pytest.raises(WorkersLag):
+            await scene.crew.acknowledged("search", V2, 0.1)
+
+    run(tmp_path, work)
+
+
+def test_releasing_asks_those_that_are_here(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0)
+        await scene.crew.release("search", 1)
+        assert [(type(call), call.slot) for call in scene.workers[0].calls if isinstance(call, Release)] == [(Release, 1)]
+
+    run(tmp_path, work)
