@@ -103,10 +103,9 @@ def _ready(work: Work, body: Activate | RollBack) -> Deployment | Refusal:
     if body.expected_version is not None and body.expected_version != deployment.version:
         detail = f"deployment {deployment.name!a} serves {deployment.version!a}, expected {body.expected_version[:128]!a}"
         return Refusal("expected_version_mismatch", detail, result(version=deployment.version))
-    fault = name_fault("rollout id", body.rollout_id)
-    if fault is None and work.rollouts.get(body.rollout_id) is not None:
-        fault = Refusal("bad_field", f"rollout id {body.rollout_id!a} is taken")
-    return fault or deployment
+    if work.rollouts.get(body.rollout_id) is not None:
+        return Refusal("bad_field", f"rollout id {body.rollout_id!a} is taken")
+    return name_fault("rollout id", body.rollout_id) or deployment
 
 
 def _start(work: Work, deployment: Deployment, rollout_id: str, kind: RolloutKind, label: str) -> bytes | Refusal:

@@ -280,6 +280,22 @@ def test_a_node_goes_only_forward_within_one_boot() -> None:
     world.ok(attestation(rollout, "a1", SideName.PRIMARY, Stage.FAILED))
 
 
+def test_what_one_node_attested_binds_no_other_node() -> None:
+    world = started()
+    world.attest("r1", Stage.READY, only=["a1"])
+    world.attest("r1", Stage.FAILED, only=["a2"])
+    world.attest("r1", Stage.PREPARED, only=["b1"])
+
+
+def test_a_refusal_says_where_the_node_belongs() -> None:
+    world = started()
+    rollout = world.rollout("r1")
+    stranger = world.refused("unknown_node", attestation(rollout, "x", SideName.PRIMARY, Stage.PREPARED))
+    assert "belongs to neither side" in stranger.detail
+    other = world.refused("unknown_node", attestation(rollout, "b1", SideName.PRIMARY, Stage.PREPARED))
+    assert "belongs to the standby side, not to the primary side" in other.detail
+
+
 def test_a_node_that_failed_after_the_decision_may_recover() -> None:
     world = started()
     world.reach("r1", Phase.COMMITTING)
