@@ -25,22 +25,13 @@ from node_agent.serve import DATATYPES
 from node_agent.worker import Worker
 
 GOLDEN = Path(__file__).parent / "golden" / "agent.txt"
+MODEL = "/v2/models/{model}[/versions/{version}]"
 ROUTES = [
-    "",
-    "GET /livez",
-    "GET /readyz",
-    "GET /metrics",
-    "GET /v2",
-    "GET /v2/health/live",
-    "GET /v2/health/ready",
-    "GET /v2/models/{model}[/versions/{version}]",
-    "GET /v2/models/{model}[/versions/{version}]/ready",
-    "POST /v2/models/{model}[/versions/{version}]/infer",
-    "GET /raftmeta/v1/status",
-    "GET /raftmeta/v1/slots",
-    "GET /raftmeta/v1/vector/{deployment} entries blocks",
-    "",
-][1:-1]
+    *(f"GET {path}" for path in ("/livez", "/readyz", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready")),
+    *(f"GET {MODEL}{action}" for action in ("", "/ready")),
+    f"POST {MODEL}/infer",
+    *(f"GET /raftmeta/v1/{name}" for name in ("status", "slots", "vector/{deployment} entries blocks")),
+]
 OTHER_FAILURES = ("workers_lag", "internal", "engine_failed", "warmup_failed", fetch.SOURCE_UNAVAILABLE, fetch.INTEGRITY_MISMATCH)
 
 

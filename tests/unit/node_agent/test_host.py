@@ -153,10 +153,13 @@ def test_a_slot_whose_record_no_longer_says_verified_does_not_serve(scene: Scene
     scene.stage(1, 0)
     scene.load(1, 0)
     scene.switch(1, 0, 5)
-    assert scene.station._arena is not None
-    scene.station._arena.mark_empty(0)
+    arena = scene.station._arena
+    assert arena is not None
+    arena.mark_dirty(0, arena.record(0))  # the same version, about to be written again
     assert code(scene.infer()) == "not_loaded"
     assert code(scene.infer("1.0.0")) == "version_not_held"
+    arena.mark_empty(0)
+    assert code(scene.infer()) == "not_loaded"
 
 
 def test_a_pinned_version_is_served_from_the_slot_that_holds_it_and_refused_otherwise(scene: Scene) -> None:
