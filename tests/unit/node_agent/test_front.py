@@ -212,6 +212,28 @@ def test_a_body_announced_as_a_gigabyte_is_refused_before_it_is_read(tmp_path: P
     run(tmp_path, work)
 
 
+def test_a_body_of_unsaid_length_is_read_no_further_than_the_limit(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        sent: list[dict[str, Any]] = []
+        read = 0
+
+        async def receive() -> dict[str, Any]:
+            nonlocal read
+            read += 1000
+            assert read <= 6000, "it went on reading"
+            return {"type": "http.request", "body": b" " * 1000, "more_body": True}
+
+        async def send(message: Any) -> None:
+            sent.append(dict(message))
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/search/infer", "headers": headers, "query_string": b""}
+        await scene.front(scope, receive, send)
+        assert sent[0]["status"] == 413
+
+    run(tmp_path, work, body_limit_bytes=4096)
+
+
 def test_a_full_queue_answers_503_with_retry_after(tmp_path: Path) -> None:
     async def work(scene: Scene) -> None:
         scene.worker.hold = asyncio.Event()

@@ -22,7 +22,8 @@ LIMITS = HeadLimits(seconds=0.2, max_bytes=2000)
 
 
 class Listening:
-    def __init__(self, root: Path, **settings: Any) -> None:
+    def __init__(self, root: Path, limits: HeadLimits = LIMITS, **settings: Any) -> None:
+        self.limits = limits
         values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": root, "drain_s": 0.1}
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
@@ -30,7 +31,7 @@ class Listening:
         self.runtime.run_dir.mkdir(parents=True)
 
     async def __aenter__(self) -> Listening:
-        self.task = asyncio.create_task(http_server.run(self.runtime, self._socket, LIMITS))
+        self.task = asyncio.create_task(http_server.run(self.runtime, self._socket, self.limits))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -83,7 +84,7 @@ def test_a_head_without_end_is_cut(tmp_path: Path) -> None:
     async def work(listening: Listening) -> None:
         assert await listening.talk(b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 100_000) == b""
 
-    run(tmp_path, work)
+    run(tmp_path, work, limits=HeadLimits(seconds=60, max_bytes=2000))
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01\x00", b"\0" * 64, b"SSH-2.0-x\r\n", b"GET\r\n\r\n"])
