@@ -77,10 +77,8 @@ def find_rollout(state: State, rollout_id: str) -> Rollout:
 
 def running_rollouts(state: State) -> Iterator[Rollout]:
     """In order of deployment."""
-    for name in state.deployment_names:
-        rollout = state.rollouts.get(state.deployments[name].rollout_id)
-        if rollout is not None and rollout.status is RolloutStatus.RUNNING:
-            yield rollout
+    found = (_running(state, state.deployments[name]) for name in state.deployment_names)
+    return (rollout for rollout in found if rollout is not None)
 
 
 def models_page(state: State, limit: int, after: str | None = None) -> Page:
@@ -125,13 +123,11 @@ def verdicts_page(state: State, limit: int, after: str | None = None) -> Page:
 
 def deployment_resource(state: State, deployment: Deployment) -> Resource:
     """The record with where its rollout stands and which nodes it waits for."""
-    rollout = state.rollouts.get(deployment.rollout_id)
-    running = rollout is not None and rollout.status is RolloutStatus.RUNNING
     shown = resource(deployment)
-    shown["phase"] = rollout.phase.value if rollout is not None and running else Phase.IDLE.value
-    shown["target"] = rollout.to_version if rollout is not None and running else deployment.version
-    shown["waiting_for"] = waiting_for(rollout, deployment) if rollout is not None and running else []
-    return shown
+    rollout = _running(state, deployment)
+    if rollout is None:
+        return shown | {"phase": Phase.IDLE.value, "target": deployment.version, "waiting_for": []}
+    return shown | {"phase": rollout.phase.value, "target": rollout.to_version, "waiting_for": waiting_for(rollout, deployment)}
 
 
 def deployments_of_node(state: State, node: str) -> list[Deployment]:
@@ -172,6 +168,11 @@ def resource(record: Value) -> Resource:
     if isinstance(record, Verdict):
         shown["report"] = _report(record.report)
     return shown
+
+
+def _running(state: State, deployment: Deployment) -> Rollout | None:
+    rollout = state.rollouts.get(deployment.rollout_id)
+    return rollout if rollout is not None and rollout.status is RolloutStatus.RUNNING else None
 
 
 def _json_value(value: object) -> Any:

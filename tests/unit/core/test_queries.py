@@ -149,6 +149,7 @@ def test_a_rollout_resource_is_plain_json() -> None:
     world.attest("r1", Stage.PREPARED)
     (shown,) = q.rollouts_page(world.state, "d", 1).items
     assert (shown["phase"], shown["status"], shown["kind"], shown["failure"]) == ("preparing", "running", "activate", None)
+    assert type(shown["phase"]) is type(shown["attestations"][0]["side"]) is str
     assert [(each["node"], each["side"], each["stage"]) for each in shown["attestations"]] == [
         ("a1", "primary", "prepared"),
         ("a2", "primary", "prepared"),
@@ -164,6 +165,7 @@ def test_running_rollouts_are_listed_by_deployment() -> None:
     world.start("1", "r2", "c")
     assert [rollout.id for rollout in q.running_rollouts(world.state)] == ["r2", "r1"]
     world.ok(c.AbortRollout("r2", "operator", "", ""))
+    world.ok(declaration("e"))
     assert [rollout.id for rollout in q.running_rollouts(world.state)] == ["r1"]
 
 

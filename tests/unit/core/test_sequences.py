@@ -65,7 +65,7 @@ def test_inserting_in_the_middle_cuts_chunks_in_halves() -> None:
     keys = keys_of(range(0, 4 * CHUNK, 4))
     for number in range(1, 4 * CHUNK, 4):
         keys = keys.added(number)
-    assert max(map(len, keys._chunks)) <= CHUNK
+        assert max(map(len, keys._chunks)) <= CHUNK
     assert min(map(len, keys._chunks)) >= CHUNK // 4
 
 
