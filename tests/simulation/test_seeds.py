@@ -17,7 +17,7 @@ PARTS = 20
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_invariant_breaks_under_faults(part: int) -> None:
     for seed in range(1 + part * SEEDS // PARTS, 1 + (part + 1) * SEEDS // PARTS):
-        report = Cluster(Plan(seed, members=5 if seed % 4 == 0 else 3, stormy_s=15.0, calm_s=20.0)).run()
+        report = Cluster(Plan(seed, members=5 if seed % 4 == 0 else 3, stormy_s=10.0, calm_s=12.0)).run()
         assert report.acknowledged > 0, seed
         assert report.leader_changes > 0, seed
 
@@ -25,7 +25,7 @@ def test_no_invariant_breaks_under_faults(part: int) -> None:
 def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:
     script = (
         "from tests.simulation.cluster import Cluster, Plan\n"
-        "print(*(Cluster(Plan(s, members=m, stormy_s=15.0, calm_s=20.0)).run().trace for s, m in ((7, 3), (8, 5))))"
+        "print(*(Cluster(Plan(s, members=m, stormy_s=10.0, calm_s=12.0)).run().trace for s, m in ((7, 3), (8, 5))))"
     )
     traces = {
         subprocess.run(
