@@ -7,7 +7,9 @@ import gc
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
-from raftmeta.core.handlers.versions import publish
+from raftmeta.core.commands import DeleteVersion
+from raftmeta.core.handlers.checks import result
+from raftmeta.core.handlers.versions import delete_version, publish
 from raftmeta.core.state import State
 from raftmeta.core.types import Verdict
 from raftmeta.core.work import Work
@@ -84,3 +86,30 @@ def test_a_batch_leaves_nothing_for_the_cycle_collector() -> None:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+
+
+def test_a_version_whose_publication_was_taken_back_can_be_published_in_the_same_batch() -> None:
+    world = serving_world()
+    work = Work(world.state)
+    mark = work.mark()
+    assert isinstance(publish(work, publication("m", "3")), bytes)
+    work.undo(mark)
+    work.mark()
+    assert publish(work, publication("m", "3")) == result(created=1, number=3)
+    after = work.finish()
+    check_state(after)
+    assert [label for _, label, _ in after.versions_of("m")] == ["1", "2", "3"]
+
+
+def test_a_deletion_that_was_taken_back_leaves_the_version_in_its_place() -> None:
+    world = serving_world()
+    work = Work(world.state)
+    mark = work.mark()
+    assert isinstance(delete_version(work, DeleteVersion("m", "1")), bytes)
+    assert (work.versions.get("m/1"), work.versions.count) == (None, 1)
+    work.undo(mark)
+    assert (work.versions.get("m/1"), work.versions.count) == (world.state.versions["m/1"], 2)
+    assert isinstance(publish(work, publication("m", "3")), bytes)
+    after = work.finish()
+    check_state(after)
+    assert [label for _, label, _ in after.versions_of("m")] == ["1", "2", "3"]
