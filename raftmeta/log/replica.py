@@ -1,7 +1,8 @@
 """One member's log and state, as a machine that is stepped: no thread, no socket, no clock of its own.
 
-A step takes what arrived, ticks the engine, applies, and makes ONE journal sync; only then may what the engine wanted to send leave
-(`step` returns it). Nothing that depends on a journal write leaves before its sync. The thread that owns a replica (runner.py) and the
+A step takes what arrived, ticks the engine, applies, and syncs the journal once; only then does what the engine wanted to send leave.
+Nothing that depends on a journal write leaves before its sync. What a follower owes the leader leaves before it applies, so that its
+acknowledgement does not wait for the entry before. The thread that owns a replica (runner.py) and the
 simulation drive it the same way. Everything in here belongs to that one thread.
 """
 
@@ -48,6 +49,9 @@ BARRIER_S = 0.5  # a member without readers renews its barrier this often, so th
 REPORT_EVERY = 1_000  # revisions between two reports of the state hash to the peers
 MAX_FORWARD_BYTES = 4 << 20
 MAX_REPORTS = 64
+
+
+Transmit = Callable[[list[tuple[str, AnyMessage]]], object]
 
 
 class Observer(Protocol):
@@ -116,14 +120,16 @@ class Replica:
 
     # ------------------------------------------------------------------ the loop
 
-    def step(self, events: Sequence[PeerEvent]) -> list[tuple[str, AnyMessage]]:
-        """Handle what arrived, tick, sync once; what to send now. Raises Halted, DiskFailed: the member must stop."""
+    def step(self, events: Sequence[PeerEvent], transmit: Transmit) -> None:
+        """Handle what arrived, tick, sync, and hand over what may leave. Raises Halted, DiskFailed: the member must stop."""
         self.engine.begin_step()
         for event in events:
             self._on_event(event)
         self._watch_leader()
         self._start_reads()
         self._forward()
+        if self._outbox:
+            self._ship(transmit)
         self.engine.tick()
         self._watch_leader()
         self._finish_reads()
@@ -131,12 +137,17 @@ class Replica:
         if self._exchange.trouble:
             self._observer.alarm("disk_full", f"snapshot: {self._exchange.trouble}")
         self._expire()
+        self._ship(transmit)
+
+    def _ship(self, transmit: Transmit) -> None:
+        """Sync what is pending, then let go of what waited for it."""
         synced_s = self._journal.sync()
         if synced_s > 0.0:
             self.sync_s = synced_s  # the last one that had something to do
         self._flush_replies()
-        outbox, self._outbox = self._outbox, []
-        return outbox
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            transmit(outbox)
 
     def next_deadline(self) -> float:
         """Monotonic time of the next step that is due although nothing arrives."""

@@ -165,13 +165,16 @@ class Runner:
         events = self._network.poll(0.0 if self._inbox else max(wait, 0.0))
         self._step_began = monotonic()
         self._drain()
-        for peer, message in self._replica.step(events):
-            self._network.send(peer, message)
-        self._network.flush()
+        self._replica.step(events, self._transmit)
         now = monotonic()
         if now - self._status_at >= STATUS_S or self._replica.engine.role != self._looked_role:
             self._status, self._status_at = self._look(), now
         self._step_began = 0.0
+
+    def _transmit(self, outbox: list[tuple[str, AnyMessage]]) -> None:
+        for peer, message in outbox:
+            self._network.send(peer, message)
+        self._network.flush()
 
     def _drain(self) -> None:
         self._woken = False

@@ -93,7 +93,8 @@ class SimMember:
         assert self.replica is not None and self.journal is not None
         events, self.inbox = self.inbox, []
         try:
-            outbox = self.replica.step(events)
+            outbox: list[tuple[str, AnyMessage]] = []
+            self.replica.step(events, outbox.extend)
             self.journal.idle(self._world.clock())
             self._world.invariants.stepped(self.id, self.replica)
             return outbox

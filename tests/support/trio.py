@@ -124,7 +124,9 @@ class Trio:
             for name in sorted(self.boxes):
                 box = self.boxes[name]
                 events, box.inbox = box.inbox, []
-                for peer, message in box.replica.step(events):
+                outbox: list[tuple[str, AnyMessage]] = []
+                box.replica.step(events, outbox.extend)
+                for peer, message in outbox:
                     if peer in self.boxes and (name, peer) not in self.cut and not self.drop(name, peer, message):
                         self.boxes[peer].inbox.append(Received(name, message))
         return until()
