@@ -28,6 +28,7 @@ def a_full_world() -> World:
     world.ok(publication("gone", "1"))
     world.ok(c.DeleteVersion("gone", "1"))
     world.ok(declaration("e"))
+    world.ok(declaration("idle"))
     world.serve("1", "r1")
     world.serve("2", "r2")
     world.start("1", "r3", "e")

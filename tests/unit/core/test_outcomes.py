@@ -41,6 +41,15 @@ def test_membership_is_that_of_keys() -> None:
     assert 1 not in outcomes
 
 
+@pytest.mark.parametrize("dropped", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK])
+def test_whole_chunks_go_when_their_records_do(dropped: int) -> None:
+    outcomes = extended(Outcomes.of(numbered(0, 3 * CHUNK)), [], dropped)
+    assert list(outcomes.items()) == numbered(dropped, 3 * CHUNK)
+    assert len(outcomes._chunks) == 3 - dropped // CHUNK
+    grown = extended(outcomes, numbered(3 * CHUNK, 3 * CHUNK + 5))
+    assert list(grown.items()) == numbered(dropped, 3 * CHUNK + 5)
+
+
 def test_an_older_value_still_finds_its_own_and_nothing_newer() -> None:
     old = Outcomes.of(numbered(0, 10))
     new = extended(old, numbered(10, 20), dropped=5)
