@@ -228,7 +228,7 @@ class Tender:
             case SwitchTo():
                 await self._switch(step, goal)
             case AwaitWorkers():
-                await self._await_workers(step)
+                await self._await_workers(step.target)
             case Obey():
                 await asyncio.to_thread(self.station.remember, fence=step.order, obeyed=step.target)
             case Attest():
@@ -267,17 +267,18 @@ class Tender:
     async def _switch(self, step: SwitchTo, goal: Goal) -> None:
         done = await asyncio.to_thread(self.station.switch, step.target, step.slot, step.order, self._seen_ns[1])
         call_us = -int(-done.call_us // 1)
+        log.info("switched", deployment=goal.deployment, version=step.target.label, slot=step.slot, epoch=done.epoch, call_us=call_us)
+        await self._await_workers(step.target)  # at once: the lag runs until they answer
         change = self._change_record(goal, step.target)
         if change is not None:
             counters = msgspec.structs.replace(change.counters, switch_call_us=max(change.counters.switch_call_us, call_us))
             await asyncio.to_thread(self.station.remember, change=msgspec.structs.replace(change, counters=counters))
-        log.info("switched", deployment=goal.deployment, version=step.target.label, slot=step.slot, epoch=done.epoch, call_us=call_us)
 
-    async def _await_workers(self, step: AwaitWorkers) -> None:
+    async def _await_workers(self, target: Target) -> None:
         epoch = self.station.block.active()[1]
-        await self._means.crew.acknowledged(self.station.name, step.target, ACKNOWLEDGE_S)
-        await asyncio.to_thread(self.station.note_answering, step.target)
-        self._answering = step.target, epoch
+        await self._means.crew.acknowledged(self.station.name, target, ACKNOWLEDGE_S)
+        await asyncio.to_thread(self.station.note_answering, target)
+        self._answering = target, epoch
 
     async def _attest(self, step: Attest, goal: Goal) -> None:
         change = self.station.change_record(step.change)
