@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,13 +103,28 @@ def counters(rollout: dict[str, Any]) -> dict[str, int]:
 
 def test_update_and_roll_back_under_load_lose_nothing_and_label_every_answer(node: Node) -> None:
     costs: list[dict[str, int]] = []
+    unready: list[str] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            reply = node.agent.get("/v2/health/ready")
+            if reply.status_code != 200:
+                unready.append(reply.text)
 
     def work() -> None:
-        costs.append(counters(node.driver.activate("2.0.0")))
-        costs.append(counters(node.driver.roll_back()))
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            costs.append(counters(node.driver.activate("2.0.0")))
+            costs.append(counters(node.driver.roll_back()))
+        finally:
+            over.set()
+            watching.join()
 
     tally = node.under_load(work)
     assert tally.lost == [] and tally.wrong == []
+    assert unready == [], "loading beside what serves keeps the node ready"
     assert tally.ok == tally.sent > 0
     assert set(tally.versions) == {"1.0.0", "2.0.0"}
     update, back = costs
@@ -128,6 +144,14 @@ def test_the_checkers_vector_comes_from_memory_and_equals_the_manifests(node: No
     assert body["lag_ms"] >= 0
     name = manifest.tensors[0].name
     assert node.agent.get(f"/raftmeta/v1/vector/search?blocks={name}").json()["tensor"] == name
+
+
+def test_members_hear_where_the_node_is_and_what_it_serves(node: Node) -> None:
+    def heard() -> bool:
+        items = node.driver.call(lambda client: client.nodes())["items"]
+        return bool(items) and items[0]["deployments"]["search"]["version"] == "1.0.0" and items[0]["url"] == node.agent.url
+
+    node.agent.until(heard, "a heartbeat with 1.0.0")
 
 
 def test_control_killed_changes_nothing_for_requests_and_the_next_one_takes_over(node: Node) -> None:
@@ -156,13 +180,14 @@ def test_a_killed_front_refuses_no_connection_and_comes_back(node: Node) -> None
 
 def test_processes_killed_at_random_moments_of_updates_always_end_in_what_was_decided(node: Node) -> None:
     chance = random.Random(20)
-    storm = [("2.0.0", "control"), ("1.0.0", "worker"), ("3.0.0", "control"), ("2.0.0", "control")]
+    storm = [("2.0.0", ["control"]), ("3.0.0", ["worker", "control"]), ("1.0.0", ["control"]), ("2.0.0", ["control"])]
 
     def work() -> None:
-        for label, victim in storm:
+        for label, victims in storm:
             rollout = node.driver.begin(label)
             time.sleep(chance.random() * 0.8)
-            node.agent.kill(victim)
+            for role in victims:
+                node.agent.kill(role)
             assert node.driver.finish(rollout)["status"] == "done", node.agent.log[-3000:]
             node.agent.until_settled(label)
 
