@@ -20,6 +20,7 @@ from raftmeta.controller import Controller
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DirectoryLock, OsDisk, lock_directory
+from raftmeta.log import joining
 from raftmeta.log import marker as markers
 from raftmeta.log.clock import monotonic
 from raftmeta.log.configuration import Configuration
@@ -143,6 +144,10 @@ class Member:
 
     def bootstrapped(self) -> None:
         markers.consume_marker(self._parts.disk, self._parts.data_dir)
+
+    def caught_up(self) -> None:
+        joining.clear(self._parts.disk, self._parts.data_dir)
+        _log.info("caught_up", detail="this member started without data and votes from now on")
 
     def peers_changed(self, configuration: Configuration) -> None:
         network = self._parts.network

@@ -15,6 +15,7 @@ import msgspec
 from raftmeta.config import ServerConfig
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, read_file, write_file
+from raftmeta.log import joining
 from raftmeta.log import marker as markers
 from raftmeta.log.boot import Recovered, recover
 from raftmeta.log.clock import check_clock
@@ -55,12 +56,13 @@ def open_parts(config: ServerConfig, disk: Disk) -> Parts:
     identity = _identity(config, disk, marker)
     if marker is None and _is_new(disk, config.data_dir) and config.peer is None:
         marker = _development_marker(config, disk, identity)
+    joins = config.peer is not None and joining.mark_if_new(disk, config.data_dir, marker is not None)
     segment_worker = ThreadPoolExecutor(1, "raftmeta-segments")
     journal = _open_journal(config, disk, identity, segment_worker)
     store = SnapshotStore(disk, config.data_dir / "snapshots")
     configured = tuple(MemberSpec(m.id, m.zone, m.peer_address, m.api_url) for m in config.members)
     try:
-        recovered = recover(journal, store, marker.configuration if marker else None)
+        recovered = recover(journal, store, marker.configuration if marker else None, joining=joins)
         network = _network(config, identity)
     except BaseException:
         journal.close()

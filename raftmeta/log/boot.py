@@ -21,10 +21,13 @@ class Recovered(msgspec.Struct, frozen=True):
     applied_index: int
     configurations: tuple[tuple[int, Configuration], ...]  # by index; the last one is in force
     bootstrap: bool  # nothing in the log yet: the members of the one-time marker form the cluster
+    joining: bool  # see joining.py
     snapshot: SnapshotMeta | None
 
 
-def recover(journal: Journal, store: SnapshotStore, marker: Configuration | None, *, boot_from_log: bool = True) -> Recovered:
+def recover(
+    journal: Journal, store: SnapshotStore, marker: Configuration | None, *, joining: bool = False, boot_from_log: bool = True
+) -> Recovered:
     """Reconcile journal and snapshot by (index, term). Raises RaftmetaError integrity when they leave a gap or cannot be read.
 
     `marker` is what `init` wrote for the first start; it counts only while neither journal nor snapshot names a configuration. Without
@@ -47,8 +50,8 @@ def recover(journal: Journal, store: SnapshotStore, marker: Configuration | None
     configurations = [base, *_configurations_in(journal, applied + 1)]
     named = any(configuration.members for _, configuration in configurations)
     if marker is not None and (not named or not boot_from_log):
-        return Recovered(state, applied, ((applied, marker),), not named, meta)
-    return Recovered(state, applied, tuple(configurations), False, meta)
+        return Recovered(state, applied, ((applied, marker),), not named, joining, meta)
+    return Recovered(state, applied, tuple(configurations), False, joining, meta)
 
 
 def _configurations_in(journal: Journal, index: int) -> list[tuple[int, Configuration]]:

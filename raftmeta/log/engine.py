@@ -68,6 +68,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._log = LogView(journal, self._memberships.appended, self._memberships.deleted_from)
         self.replication = Replication(journal, hooks, setup.timing, setup.rules)
         self._nodes: dict[str, Peer] = {}
+        self._incarnations: dict[str, int] = {}
         self._pre_vote, self._voters = PreVoteRound(self._timing.heartbeat_s), Voters()
         self._counting = False
         self._heard_at = self._ticked_at = float("-inf")
@@ -77,6 +78,8 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._hold_until = float("-inf")  # new proposals wait while leadership moves (R17)
         self.violations = 0  # messages of peers that contradict themselves
         self._bootstrap = setup.bootstrap
+        self.joining = setup.joining and self._rules.wiped_waits
+        self._caught_up_at: int | None = None  # a leader's commit index of its own term, matched here
         conf = SyncObjConf(
             autoTick=False,
             appendEntriesPeriod=self._timing.heartbeat_s,
@@ -165,13 +168,22 @@ class Engine(SyncObj):  # type: ignore[misc]
         self.doTick(0.0)
         self._counting = False
 
-    def connected(self, peer: str) -> None:
+    def connected(self, peer: str, incarnation: int) -> None:
+        """A link to a peer is up. Another incarnation than before may have lost what the earlier one acknowledged: nothing is known of it."""
         self._SyncObj__onNodeConnected(self._node(peer))
-        if self.role == LEADER:
-            self.replication.reconnected(peer)
+        restarted = self._incarnations.get(peer, incarnation) != incarnation
+        self._incarnations[peer] = incarnation
+        if self.role == LEADER and peer in self.replication.followers:
+            if restarted:
+                self._SyncObj__raftMatchIndex[self._node(peer)] = 0
+            self.replication.reconnected(peer, restarted)
 
     def disconnected(self, peer: str) -> None:
         self._SyncObj__onNodeDisconnected(self._node(peer))
+
+    def has_caught_up(self) -> bool:
+        """Whether a member that started with nothing holds again what it may have acknowledged before (joining.py)."""
+        return self.joining and self._caught_up_at is not None and self.applied_index >= self._caught_up_at
 
     def change_configuration(self, new: Configuration) -> str | None:
         """R4: append a membership entry; a reason when it may not be now."""
@@ -285,8 +297,14 @@ class Engine(SyncObj):  # type: ignore[misc]
             "prevLogIdx": plan.prev_index,
             "prevLogTerm": plan.prev_term,
         }
+        if self.joining and message.commit_index <= matched and self._term_there(message.commit_index, entries) == message.term:
+            self._caught_up_at = message.commit_index
         with contextlib.suppress(DiskFull):  # no room even to cut: nothing changed, nothing is acknowledged
             self._library(peer, safe)
+
+    def _term_there(self, index: int, entries: list[Entry]) -> int | None:
+        """Term of the entry at `index`, once these entries are appended."""
+        return next((entry.term for entry in entries if entry.index == index), None) or self._journal.term_at(index)
 
     def _that_fit(self, entries: Any) -> list[Entry]:
         """D4: the leading entries that the journal has room for; the rest is asked for again."""
@@ -335,6 +353,9 @@ class Engine(SyncObj):  # type: ignore[misc]
                 self._hooks.send(peer, VoteReply(self.term, False))
             return
         now = self._ports.clock()
+        if self.joining:
+            self._hooks.send(peer, VoteReply(self.term, False))
+            return
         if self._rules.pre_vote and not message.transfer and peer != self.leader_id and self._is_sticky(now):
             self._hooks.send(peer, VoteReply(self.term, False))
             return
@@ -349,7 +370,7 @@ class Engine(SyncObj):  # type: ignore[misc]
     def _on_pre_vote(self, peer: str, message: PreVote) -> None:
         newer = up_to_date(message.last_term, message.last_index, self._journal.last_term, self.last_index)
         free = peer == self.leader_id or not self._is_sticky(self._ports.clock())
-        granted = newer and free and message.term >= self.term
+        granted = newer and free and message.term >= self.term and not self.joining
         self._hooks.send(peer, PreVoteReply(self.term, message.term, granted))
 
     # ------------------------------------------------------------------ sending
@@ -415,7 +436,7 @@ class Engine(SyncObj):  # type: ignore[misc]
     def _SyncObj__connectedToAnyone(self) -> bool:
         """Asked exactly when the election deadline has passed: may this member stand now? (R8)"""
         self._SyncObj__raftLeader = None  # silent for an election timeout: forward nothing to it, do not call it the leader
-        if self._id not in self.configuration.ids:
+        if self.joining or self._id not in self.configuration.ids:
             return False
         self._standing_by_transfer = bool(self._SyncObj__transferInProgress)
         if self._standing_by_transfer or self.configuration.quorum == 1:

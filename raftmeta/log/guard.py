@@ -29,6 +29,7 @@ class Rules(msgspec.Struct, frozen=True):
     jump_back: bool = True  # R14: a refusal names commit + 1
     window: bool = True  # R15
     answer_stale: bool = True  # R16
+    wiped_waits: bool = True  # a member that started with nothing does not vote before it has caught up
     count_self_synced: bool = True  # R19
     read_after_noop: bool = True  # C1
     confirm_reads: bool = True  # C1: a majority answers a round that began after the read arrived

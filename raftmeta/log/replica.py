@@ -60,6 +60,7 @@ class Observer(Protocol):
     def applied(self, state: State, events: Sequence[Event]) -> None: ...
     def replaced(self, state: State) -> None: ...
     def bootstrapped(self) -> None: ...
+    def caught_up(self) -> None: ...
     def peers_changed(self, configuration: Configuration) -> None: ...
     def heard(self, peer: str, topic: str, data: bytes) -> None: ...
     def alarm(self, code: str, detail: str) -> None: ...
@@ -91,7 +92,14 @@ class Replica:
         self.sync_s = 0.0
         self._bootstrap_pending = recovered.bootstrap
         engine_setup = Setup(
-            setup.member_id, recovered.applied_index, recovered.configurations, recovered.bootstrap, setup.timing, setup.ports, setup.rules
+            member_id=setup.member_id,
+            applied_index=recovered.applied_index,
+            configurations=recovered.configurations,
+            bootstrap=recovered.bootstrap,
+            joining=recovered.joining,
+            timing=setup.timing,
+            ports=setup.ports,
+            rules=setup.rules,
         )
         self.engine = Engine(engine_setup, journal, self)
         exchange.recovered(recovered.snapshot)
@@ -133,6 +141,9 @@ class Replica:
         self.engine.tick()
         self._watch_leader()
         self._finish_reads()
+        if self.engine.has_caught_up():
+            self._observer.caught_up()  # durable before the first vote
+            self.engine.joining = False
         self._exchange.poll(self.engine, self.state)
         if self._exchange.trouble:
             self._observer.alarm("disk_full", f"snapshot: {self._exchange.trouble}")
@@ -169,7 +180,7 @@ class Replica:
         match event:
             case Connected():
                 self._connected.add(event.peer)
-                self.engine.connected(event.peer)
+                self.engine.connected(event.peer, event.incarnation)
             case Disconnected():
                 self._connected.discard(event.peer)
                 self.engine.disconnected(event.peer)

@@ -47,11 +47,12 @@ class Replication:
         """The newest round that a majority answered, the leader included."""
         return quorum_value([self.round, *(progress.acked_round for progress in self.followers.values())], quorum)
 
-    def reconnected(self, peer: str) -> None:
-        """What was under way on the old link may be lost."""
-        progress = self.followers.get(peer)
-        if progress is not None:
-            progress.probe_from(progress.match + 1 if progress.match else progress.next, self.round)
+    def reconnected(self, peer: str, restarted: bool) -> None:
+        """What was under way on the old link may be lost; after a restart, what the peer held may be, too."""
+        if restarted:
+            self.followers[peer] = Progress(self._journal.last_index + 1)
+        progress = self.followers[peer]
+        progress.probe_from(progress.match + 1 if progress.match else progress.next, self.round)
 
     # ------------------------------------------------------------------ acknowledgements
 

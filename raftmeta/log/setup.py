@@ -38,6 +38,7 @@ class Setup(msgspec.Struct, frozen=True):
     applied_index: int  # covered by the recovered state
     configurations: tuple[tuple[int, Configuration], ...]
     bootstrap: bool  # the first leader writes the configuration as an entry
+    joining: bool  # started with nothing: no vote before it has caught up
     timing: Timing
     ports: Ports
     rules: Rules

@@ -10,6 +10,7 @@ from raftmeta.core.commands import Body
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DiskFailed
+from raftmeta.log import joining
 from raftmeta.log.boot import recover
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
@@ -65,6 +66,7 @@ class SimMember:
         self.incarnation += 1
         self.inbox = []
         try:
+            joins = joining.mark_if_new(self.disk, DIRECTORY, self._marker is not None)
             self.journal = Journal.open(
                 self.disk,
                 DIRECTORY / "journal",
@@ -72,7 +74,7 @@ class SimMember:
                 tuning=Tuning(cluster_id=CLUSTER_ID, tail_bytes=self._world.tail_bytes, clock=self._world.clock),
             )
             store = SnapshotStore(self.disk, DIRECTORY / "snapshots")
-            recovered = recover(self.journal, store, self._marker, boot_from_log=self._world.rules.boot_from_log)
+            recovered = recover(self.journal, store, self._marker, joining=joins, boot_from_log=self._world.rules.boot_from_log)
             exchange = SnapshotExchange(store, InlineWorker(), self.journal, self._world.exchange_settings)
             setup = ReplicaSetup(
                 member_id=self.id,
@@ -118,6 +120,9 @@ class SimMember:
 
     def replaced(self, state: State) -> None:
         self._world.invariants.installed(self.id, state)
+
+    def caught_up(self) -> None:
+        joining.clear(self.disk, DIRECTORY)
 
     def bootstrapped(self) -> None:
         self._marker = None

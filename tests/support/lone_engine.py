@@ -53,13 +53,14 @@ class LoneEngine:
             applied_index=0,
             configurations=((0, configuration or trio()),),
             bootstrap=False,
+            joining=False,
             timing=Timing(),
             ports=Ports(lambda: self.now, lambda: 0.5),
             rules=rules or Rules(),
         )
         self.engine = Engine(setup, self.journal, self)
         for peer in self.engine.configuration.peers_of("m1"):
-            self.engine.connected(peer)
+            self.engine.connected(peer, 1)
 
     # driving it
 

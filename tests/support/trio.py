@@ -13,6 +13,7 @@ from raftmeta.core.commands import Body, Publish
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import VersionSummary
+from raftmeta.log import joining
 from raftmeta.log.boot import recover
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
 from raftmeta.log.engine import LEADER
@@ -43,10 +44,12 @@ class Box:
     def __init__(self, name: str, disk: MemoryDisk, world: Trio, marker: Configuration | None) -> None:
         self.name, self.disk, self.world = name, disk, world
         self.inbox: list[PeerEvent] = []
+        self.incarnation = 0
         self.told: list[str] = []
+        joins = joining.mark_if_new(disk, Path("/data"), marker is not None)
         self.journal = Journal.open(disk, Path("/data/journal"), segment_bytes=world.segment_bytes, tuning=Tuning(cluster_id="trio"))
         store = SnapshotStore(disk, Path("/data/snapshots"))
-        recovered = recover(self.journal, store, marker)
+        recovered = recover(self.journal, store, marker, joining=joins)
         exchange = SnapshotExchange(store, InlineWorker(), self.journal, world.exchange)
         ports = Ports(lambda: world.now, lambda: world.jitter[name])
         setup = ReplicaSetup(name, Timing(), ports, lambda: 1_700_000_000_000 + int(world.now * 1000), world.authorize, world.rules)
@@ -57,6 +60,10 @@ class Box:
 
     def replaced(self, state: State) -> None:
         self.told.append("replaced")
+
+    def caught_up(self) -> None:
+        self.told.append("caught up")
+        joining.clear(self.disk, Path("/data"))
 
     def bootstrapped(self) -> None:
         self.told.append("bootstrapped")
@@ -90,6 +97,7 @@ class Trio:
         self.drop: Callable[[str, str, AnyMessage], bool] = lambda sender, receiver, message: False
         self.marker = configuration_of(tuple(MemberSpec(name, f"zone-{name}", "", "") for name in names))
         self.boxes: dict[str, Box] = {}
+        self._boots = 0
         pysyncobj.syncobj.monotonicTime = lambda: self.now
         for name in names:
             self.boot(name, MemoryDisk(1, capacity_bytes=capacities.get(name)), self.marker)
@@ -101,10 +109,12 @@ class Trio:
                 other.inbox.append(Disconnected(name))
         box = Box(name, disk, self, marker)
         self.boxes[name] = box
+        self._boots += 1
+        box.incarnation = self._boots
         for other in self.boxes.values():
             if other.name != name:
-                other.inbox.append(Connected(name, 1))
-                box.inbox.append(Connected(other.name, 1))
+                other.inbox.append(Connected(name, box.incarnation))
+                box.inbox.append(Connected(other.name, other.incarnation))
         return box
 
     def stop(self, name: str) -> MemoryDisk:

@@ -16,7 +16,7 @@ from raftmeta.log.engine import LEADER
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
-from raftmeta.log.messages import AppendReply, Forward, ForwardReply, Proposal, SnapshotChunk
+from raftmeta.log.messages import AppendEntries, AppendReply, Forward, ForwardReply, Proposal, SnapshotChunk
 from raftmeta.log.peers import Received
 from raftmeta.log.proposals import MAX_QUEUED, Pending, Proposals, Result, encode_body
 from raftmeta.log.setup import OP_MEMBERSHIP, Halted
@@ -226,6 +226,44 @@ def test_r13_a_restarted_member_follows_the_configuration_of_its_log_not_the_con
     recovered = recover(journal, SnapshotStore(disk, Path("/s")), old, boot_from_log=on)
     assert (recovered.configurations[-1][1] == grown) is on
     assert not recovered.bootstrap
+
+
+@both
+def test_a_member_with_a_wiped_disk_does_not_help_to_elect_a_leader_without_an_acknowledged_write(on: bool) -> None:
+    trio = Trio(rules=Rules(wiped_waits=on))
+    leader = trio.leader().name
+    lagging, wiped = [name for name in trio.boxes if name != leader]
+    trio.write(trio.leader(), "before")
+    trio.run(0.5)
+    lagging_disk = trio.stop(lagging)
+    assert trio.write(trio.leader(), "precious").code == "ok"  # on the leader and on the one whose disk goes now
+    trio.stop(wiped)
+    leader_disk = trio.stop(leader)
+    trio.boot(lagging, lagging_disk)
+    trio.boot(wiped, MemoryDisk(7))
+    elected = trio.run(10.0, lambda: any(box.replica.engine.role == LEADER for box in trio.boxes.values()))
+    assert elected is not on
+    if on:
+        trio.boot(leader, leader_disk)
+        trio.leader()
+        assert trio.run(5.0, lambda: all(labels(trio, name) == {"before", "precious"} for name in trio.boxes))
+        assert "caught up" in trio.boxes[wiped].told
+
+
+def test_a_member_that_was_wiped_stays_without_a_vote_over_restarts_until_it_has_caught_up() -> None:
+    trio = Trio()
+    trio.write(trio.leader(), "v1")
+    wiped = trio.follower().name
+    trio.stop(wiped)
+    trio.drop = lambda sender, receiver, message: isinstance(message, AppendEntries) and receiver == wiped and message.commit_index > 0
+    disk = MemoryDisk(9)
+    trio.boot(wiped, disk)
+    trio.run(0.5)
+    box = trio.boot(wiped, trio.stop(wiped))
+    assert box.replica.engine.joining
+    trio.drop = lambda sender, receiver, message: False
+    assert trio.run(5.0, lambda: not box.replica.engine.joining)
+    assert not trio.boot(wiped, trio.stop(wiped)).replica.engine.joining
 
 
 def test_an_empty_directory_without_a_marker_waits_and_never_stands() -> None:
