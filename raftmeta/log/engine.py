@@ -169,7 +169,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._counting = False
 
     def connected(self, peer: str, incarnation: int) -> None:
-        """A link to a peer is up. Another incarnation than before may have lost what the earlier one acknowledged: nothing is known of it."""
+        """A link is up. Another incarnation of the peer may have lost what the earlier one acknowledged: nothing is known of it."""
         self._SyncObj__onNodeConnected(self._node(peer))
         restarted = self._incarnations.get(peer, incarnation) != incarnation
         self._incarnations[peer] = incarnation
