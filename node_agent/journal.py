@@ -51,6 +51,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str
     format: str = FORMAT
     deployments: dict[str, DeploymentRecord] = {}
+    cluster_id: str = ""  # of the control plane that this node listens to, once it heard one
 
 
 class Journal:
@@ -77,8 +78,15 @@ class Journal:
         with self._lock:
             self._replace({key: value for key, value in self.record.deployments.items() if key != name})
 
+    def join(self, cluster_id: str) -> None:
+        """From now on this node listens to this cluster and no other."""
+        with self._lock:
+            self._write(msgspec.structs.replace(self.record, cluster_id=cluster_id))
+
     def _replace(self, deployments: dict[str, DeploymentRecord]) -> None:
-        record = msgspec.structs.replace(self.record, deployments=deployments)
+        self._write(msgspec.structs.replace(self.record, deployments=deployments))
+
+    def _write(self, record: NodeRecord) -> None:
         write_file(OsDisk(), self._path, msgspec.msgpack.encode(record))
         self.record = record
 

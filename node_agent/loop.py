@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from node_agent import report
 from node_agent.desired import DeploymentView, Desired, RolloutView, read
-from node_agent.plan import Goal, Target
+from node_agent.plan import NO_ORDER, Goal, Order, Target
 from node_agent.refusal import Refusal
 from node_agent.report import NodeFacts
 from node_agent.runtime import log
@@ -79,6 +79,7 @@ class Loop:
         self._listed = False
         self._heard_at = time.monotonic()
         self.reachable = False
+        self._why_lost = ""
 
     @property
     def tenders(self) -> Mapping[str, Tender]:
@@ -90,7 +91,9 @@ class Loop:
 
     def status(self) -> dict[str, Any]:
         looks = [tender.look() for _, tender in sorted(self._tenders.items())]
-        return report.status(self._facts, looks, self.reachable, self.silent_s)
+        return report.status(
+            self._facts, looks, {"reachable": self.reachable, "reason": self._why_lost, "silent_s": round(self.silent_s, 3)}
+        )
 
     def kick(self) -> None:
         for tender in self._tenders.values():
@@ -148,6 +151,7 @@ class Loop:
     async def _list(self) -> int:
         """Everything anew. Gives the revision from which to watch: no later than any of the reads."""
         where = await self._plane.cluster()
+        self._refuse_strangers(where)
         deployments = [read(item, DeploymentView) async for item in self._plane.deployments()]
         mine = [item for item in deployments if item.side_of(self._facts.node) is not None]
         rollouts = [read(dict(await self._plane.get_rollout(item.rollout_id)), RolloutView) for item in mine if item.rollout_id]
@@ -156,6 +160,19 @@ class Loop:
         self._listed = True
         await self._set_goals()
         return where.revision
+
+    def _refuse_strangers(self, where: Revised) -> None:
+        """A list of another cluster, or from before what this node obeyed, may be empty: it must not take what serves away."""
+        journal = self._places.journal
+        cluster_id, known = str(where["cluster_id"]), journal.record.cluster_id
+        if known and cluster_id != known:
+            raise RaftmetaError("integrity", f"the members are of cluster {cluster_id!r}, this node listens to {known!r}")
+        obeyed = max((record.fence for record in journal.record.deployments.values()), default=NO_ORDER)
+        if Order(where.generation, where.revision) < obeyed:
+            found = (where.generation, where.revision)
+            raise RaftmetaError("integrity", f"the members are at {found}, this node obeyed an order of {tuple(obeyed)}")
+        if not known:
+            journal.join(cluster_id)
 
     async def _set_goals(self) -> None:
         mine = self._desired.mine()
@@ -260,7 +277,9 @@ class Loop:
         while True:
             try:
                 async with asyncio.timeout(PROBE_TIMEOUT_S):
-                    self._heard((await self._plane.cluster()).generation)
+                    where = await self._plane.cluster()
+                self._refuse_strangers(where)
+                self._heard(where.generation)
             except RaftmetaError as error:
                 self._lost(error)
             except TimeoutError:
@@ -271,12 +290,12 @@ class Loop:
         self._heard_at = time.monotonic()
         if not self.reachable:
             log.info("control_plane_reachable", generation=generation)
-        self.reachable = True
+        self.reachable, self._why_lost = True, ""
 
     def _lost(self, error: RaftmetaError) -> None:
-        if self.reachable:
+        if self.reachable or not self._why_lost:
             log.warning("control_plane_unreachable", reason=str(error), note="what serves goes on")
-        self.reachable = False
+        self.reachable, self._why_lost = False, str(error)
 
 
 async def _guarded(run: Callable[[], Coroutine[Any, Any, None]]) -> None:

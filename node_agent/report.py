@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -70,10 +70,10 @@ def heartbeat(facts: NodeFacts, looks: Sequence[Look]) -> dict[str, Any]:
     }
 
 
-def status(facts: NodeFacts, looks: Sequence[Look], reachable: bool, silent_s: float) -> dict[str, Any]:
-    """The answer of /raftmeta/v1/status: a heartbeat and what stands in the way."""
+def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of /raftmeta/v1/status: a heartbeat and what stands in the way. `control_plane`: reachable, reason, silent_s."""
     body = heartbeat(facts, looks)
-    body["control_plane"] = {"reachable": reachable, "last_answer_s_ago": round(silent_s, 3)}
+    body["control_plane"] = dict(control_plane)
     for look in looks:
         more = {"model": look.model, "side": look.side.value, "committed": look.goal, "doing": look.doing, "trouble": look.trouble}
         body["deployments"][look.deployment] |= more

@@ -31,6 +31,7 @@ class FakeControlPlane:
         self.rollouts: dict[str, dict[str, Any]] = {}
         self.revision = 10
         self.generation = 1
+        self.cluster_id = "c-1"
         self.down: RaftmetaError | None = None
         self.lists = 0
         self.heartbeats: list[dict[str, Any]] = []
@@ -62,7 +63,7 @@ class FakeControlPlane:
             yield record
 
     async def cluster(self) -> Reply:
-        return self._reply({})
+        return self._reply({"cluster_id": self.cluster_id})
 
     async def get_rollout(self, rollout_id: str) -> Reply:
         return self._reply(self.rollouts[rollout_id])
@@ -202,6 +203,7 @@ def test_a_compacted_watch_is_answered_by_a_list(scene: Scene) -> None:
 
 def test_an_older_order_after_a_list_is_not_obeyed(scene: Scene) -> None:
     async def work() -> None:
+        scene.plane.revision = 50
         scene.plane.declare(version="2.0.0", order_revision=40)
         scene.begin()
 
@@ -213,6 +215,34 @@ def test_an_older_order_after_a_list_is_not_obeyed(scene: Scene) -> None:
 
         await scene.until(step)
         assert scene.status["deployments"]["search"]["version"] == "2.0.0"
+
+    run(work)
+
+
+@pytest.mark.parametrize("what", ["another cluster", "an earlier revision", "an earlier generation"])
+def test_an_empty_list_of_strangers_takes_nothing_away(scene: Scene, what: str) -> None:
+    async def work() -> None:
+        scene.plane.revision, scene.plane.generation = 50, 2
+        scene.plane.declare(version="1.0.0", order_revision=40)
+        scene.begin()
+
+        def step() -> bool:
+            if scene.serving() == "1.0.0" and scene.plane.lists == 1:
+                scene.plane.records.clear()
+                if what == "another cluster":
+                    scene.plane.cluster_id = "c-2"
+                elif what == "an earlier revision":
+                    scene.plane.revision = 39
+                else:
+                    scene.plane.generation = 1
+                scene.plane.fail_watch(RaftmetaError("compacted", "elsewhere"))
+                scene.plane.lists = 2
+            return scene.plane.lists == 2 and not scene.loop.reachable
+
+        await scene.until(step)
+        assert scene.status["deployments"]["search"]["version"] == "1.0.0"
+        assert "this node" in scene.status["control_plane"]["reason"]
+        assert "search" in scene.memory.journal.record.deployments
 
     run(work)
 

@@ -28,8 +28,9 @@ def test_a_heartbeat_is_what_members_take() -> None:
 
 
 def test_a_status_adds_what_stands_in_the_way() -> None:
-    body = report.status(FACTS, [LOOK._replace(trouble="no route")], False, 3.25)
-    assert body["control_plane"] == {"reachable": False, "last_answer_s_ago": 3.25}
+    lost = {"reachable": False, "reason": "no_quorum", "silent_s": 3.25}
+    body = report.status(FACTS, [LOOK._replace(trouble="no route")], lost)
+    assert body["control_plane"] == lost
     assert body["deployments"]["search"]["trouble"] == "no route"
     assert body["deployments"]["search"]["version"] == "1.0.0"
 
