@@ -84,7 +84,6 @@ class _Deployment:
     def close(self) -> None:
         """Give the row in the control block back. The mapping goes once no module uses it."""
         self.slots.clear()
-        gc.collect()
         self.gate.detach()
         self.block.close()
         with suppress(BufferError):
@@ -161,6 +160,8 @@ class Host:
             deployment.slots.pop(call.slot, None)
         elif deployment is not None:
             del self._deployments[call.deployment]
+            deployment.slots.clear()
+            gc.collect()  # modules are full of cycles, and their views keep memory that is about to be replaced
             deployment.close()
         return Done(call.number)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from node_agent.messages import MAX_FRAME_BYTES, Fault, Message, Numbered, Push, Reply, decode, encode
+from node_agent.runtime import log
 
 MAX_CALLS = 1024  # open calls on one connection
 _HEAD = 4
@@ -196,7 +197,11 @@ class Server:
             writer.close()
 
     async def _answer(self, call: Numbered, writer: asyncio.StreamWriter) -> None:
-        reply = await self._handler(call)
+        try:
+            reply = await self._handler(call)
+        except Exception as cause:  # noqa: BLE001 - the outermost frame of a call: its caller must not wait for nothing
+            log.error("call_failed", call=type(call).__name__, exc_info=True)
+            reply = Fault(number=call.number, status=500, code="internal", detail=f"{type(cause).__name__}: {cause}"[:1000])
         try:
             data = frame(reply)
         except ValueError as cause:

@@ -105,6 +105,21 @@ def test_a_fault_is_raised_with_what_it_says(tmp_path: Path) -> None:
     run(work)
 
 
+def test_a_handler_that_raises_is_answered_as_a_fault_and_the_connection_goes_on(tmp_path: Path) -> None:
+    async def broken(call: Numbered) -> Reply:
+        if isinstance(call, GetStatus):
+            raise ValueError("operation forbidden on released memoryview object")
+        return Done(call.number)
+
+    async def work() -> None:
+        async with Ends(tmp_path / "s", broken) as ends:
+            with pytest.raises(CallFailed, match="internal: ValueError: operation forbidden"):
+                await ends.link.call(GetStatus, 5)
+            assert isinstance(await ends.link.call(lambda n: Acknowledge(n, "x"), 5), Done)
+
+    run(work)
+
+
 def test_every_open_call_ends_when_the_other_process_goes(tmp_path: Path) -> None:
     async def never(call: Numbered) -> Reply:
         await asyncio.sleep(60)
