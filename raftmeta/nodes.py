@@ -96,7 +96,7 @@ class NodeTable:
         """Records a heartbeat that another member passed on; False when it cannot be read or held."""
         try:
             self.record(_decoder.decode(data))
-        except (msgspec.MsgspecError, RaftmetaError):
+        except (msgspec.MsgspecError, RecursionError, RaftmetaError):
             return False
         return True
 

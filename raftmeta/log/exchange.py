@@ -22,6 +22,8 @@ from raftmeta.log.progress import Progress, SendState
 from raftmeta.log.snapshots import Incoming, SnapshotGone, SnapshotMeta, SnapshotStore
 from raftmeta.log.spares import Handle, Worker
 
+SHORT_BYTES = 64 << 10  # a journal without room for this is short of room (D4)
+
 
 class ExchangeSettings(msgspec.Struct, frozen=True):
     entries: int = 20_000  # applied entries after which a snapshot is taken
@@ -62,7 +64,8 @@ class SnapshotExchange:
                 job, self._job = self._job, None
                 self._finish(job, engine)
             return
-        due = engine.applied_index >= self._not_before and (self._wanted or self._due(engine))
+        short = not self._journal.has_room(SHORT_BYTES)  # a snapshot is what lets segments go
+        due = engine.applied_index >= self._not_before and (short or self._wanted or self._due(engine))
         if due and engine.applied_index > self.index:
             self._wanted = False
             index, configuration = engine.applied_index, cfg.encode(engine.configuration_at(engine.applied_index))
@@ -87,8 +90,11 @@ class SnapshotExchange:
         if meta.index <= self.index:
             return  # a newer one was installed meanwhile
         self._latest = meta
-        self._journal.compact_through(meta.index - self._settings.keep_entries)
+        keep = self._settings.keep_entries if self._journal.has_room(SHORT_BYTES) else 0
+        self._journal.compact_through(meta.index - keep)
         self._store.prune(self._settings.keep_files)
+        if keep == 0 and not self._journal.has_room(SHORT_BYTES):  # it freed too little; not again for every entry
+            self._not_before = engine.applied_index + max(1, self._settings.entries // 10)
         self._bytes_at_last = self._journal.bytes
 
     # ------------------------------------------------------------------ to a follower

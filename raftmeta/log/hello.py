@@ -14,6 +14,8 @@ from enum import StrEnum
 
 import msgspec
 
+from raftmeta.log.messages import bounded_depth
+
 PROTOCOL = 1
 HELLO_TAG = 100  # messages of the log use 1..99
 MAX_HELLO_BYTES = 64 << 10  # limit of any frame until the hello is accepted
@@ -43,7 +45,7 @@ def encode(hello: Hello) -> bytes:
 
 def decode(data: bytes | memoryview) -> Hello:
     """Raises msgspec.DecodeError or msgspec.ValidationError."""
-    return _decoder.decode(data)
+    return bounded_depth(_decoder, data)
 
 
 class Refusal(StrEnum):

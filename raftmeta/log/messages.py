@@ -7,7 +7,11 @@ heartbeats within its term: an acknowledgement that repeats it proves that the f
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
+
+T = TypeVar("T")
 
 MAX_COMMAND_BYTES = 4 << 20  # one encoded command
 MAX_ENTRY_BYTES = 8 << 20  # one batch of commands; a batch closes at this size
@@ -168,4 +172,12 @@ def encode(message: AnyMessage) -> bytes:
 
 def decode(data: bytes | memoryview) -> AnyMessage:
     """Raises msgspec.DecodeError or msgspec.ValidationError for anything outside the schema."""
-    return _decoder.decode(data)
+    return bounded_depth(_decoder, data)
+
+
+def bounded_depth(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
+    """Decode what a peer sent. Nesting beyond the interpreter's depth is a fault of the sender like any other: ValidationError."""
+    try:
+        return decoder.decode(data)
+    except RecursionError:
+        raise msgspec.ValidationError("the message nests too deeply") from None

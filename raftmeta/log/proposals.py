@@ -15,7 +15,7 @@ import msgspec
 from raftmeta.core import commands
 from raftmeta.core.commands import Body, Command
 from raftmeta.core.types import Outcome
-from raftmeta.log.messages import MAX_COMMAND_BYTES, MAX_ENTRY_BYTES, Proposal
+from raftmeta.log.messages import MAX_COMMAND_BYTES, MAX_ENTRY_BYTES, Proposal, bounded_depth
 
 MAX_QUEUED = 20_000
 MAX_QUEUED_BYTES = 64 << 20
@@ -182,7 +182,7 @@ def encode_body(body: Body) -> bytes:
 
 def decode_body(data: bytes) -> Body:
     """Raises msgspec.MsgspecError."""
-    return _body_decoder.decode(data)
+    return bounded_depth(_body_decoder, data)
 
 
 def _stamp(pending: Pending, now_ms: int) -> bytes:

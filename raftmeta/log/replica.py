@@ -15,6 +15,7 @@ import msgspec
 
 from raftmeta.core.apply import apply_batch
 from raftmeta.core.commands import Body
+from raftmeta.core.errors import CODES
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
@@ -37,6 +38,7 @@ from raftmeta.log.messages import (
     SnapshotChunk,
     SnapshotReply,
     StateReport,
+    bounded_depth,
 )
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.progress import Progress
@@ -377,9 +379,9 @@ class Replica:
 
 def _result_of(reply: ProposalReply) -> Result:
     if reply.code != "ok":
-        return Result(reply.code)
+        return Result(reply.code if reply.code in CODES else "unknown_outcome")
     try:
-        return Result("ok", _outcome_decoder.decode(reply.outcome), reply.index)
+        return Result("ok", bounded_depth(_outcome_decoder, reply.outcome), reply.index)
     except msgspec.MsgspecError:
         return Result("unknown_outcome")
 

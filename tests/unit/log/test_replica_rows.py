@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from raftmeta.core.commands import Body
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.state import decode_outcome
 from raftmeta.log import configuration as cfg
+from raftmeta.log import messages
 from raftmeta.log.boot import recover
 from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.engine import LEADER
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
-from raftmeta.log.messages import AppendEntries, AppendReply, Forward, ForwardReply, Proposal, SnapshotChunk
+from raftmeta.log.messages import AppendEntries, AppendReply, Forward, ForwardReply, Proposal, ProposalReply, SnapshotChunk
 from raftmeta.log.peers import Received
 from raftmeta.log.proposals import MAX_QUEUED, Pending, Proposals, Result, encode_body
 from raftmeta.log.setup import OP_MEMBERSHIP, Halted
 from raftmeta.log.snapshots import SnapshotStore
+from raftmeta.nodes import NodeTable
 from tests.support.memory_disk import MemoryDisk
 from tests.support.trio import Trio, publish
 
@@ -407,6 +410,31 @@ def test_n5_a_forwarded_command_that_is_no_command_is_refused_and_not_logged() -
     trio.run(0.1)
     assert [reply.code for message in replies for reply in message.replies] == ["bad_request"]
     assert leader.replica.engine.last_index == before
+
+
+def test_n5_what_nests_deeper_than_the_interpreter_harms_nobody() -> None:
+    deep = b"\x91" * 100_000 + b"\xc0"
+    trio = Trio()
+    leader, follower = trio.leader(), trio.follower()
+    body = encode_body(publish("v1"))
+    nested = bytes([body[0] + 1]) + body[1:] + deep
+    leader.inbox.append(Received(follower.name, Forward((Proposal(7, "k", "me", follower.name, nested),))))
+    results = trio.propose(follower, publish("v2"), "k2", timeout_s=30.0)
+    first_id = next(iter(follower.replica.proposals.forwarded), 1)
+    follower.inbox.append(Received(leader.name, ForwardReply((ProposalReply(first_id, "ok", deep, 1),))))
+    follower.inbox.append(Received(leader.name, ForwardReply((ProposalReply(first_id, "no such code", b"", 1),))))
+    assert trio.run(2.0, lambda: bool(results))
+    with pytest.raises(msgspec.ValidationError, match="nests too deeply"):
+        messages.decode(b"\x93\x0c\x05" + deep)
+    assert NodeTable(lambda: 0).absorb(deep) is False
+
+
+def test_d4_a_member_short_of_room_takes_a_snapshot_to_let_segments_go() -> None:
+    trio = Trio(segment_bytes=32 << 10, capacities={"m1": 640 << 10}, exchange=ExchangeSettings(entries=100_000, keep_entries=10_000))
+    for number in range(700):
+        assert trio.write(trio.leader(), f"v{number}").code in ("ok", "disk_full")
+    assert trio.boxes["m1"].replica.snapshot_index > 0
+    assert trio.boxes["m1"].journal.first_index > 1
 
 
 def test_members_that_differ_at_one_revision_raise_an_alarm() -> None:
