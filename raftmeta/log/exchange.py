@@ -22,7 +22,7 @@ from raftmeta.log.progress import Progress, SendState
 from raftmeta.log.snapshots import Incoming, SnapshotGone, SnapshotMeta, SnapshotStore
 from raftmeta.log.spares import Handle, Worker
 
-SHORT_BYTES = 64 << 10  # a journal without room for this is short of room (D4)
+SHORT_BYTES = 4 << 10  # a journal without room for this is short of room (D4)
 
 
 class ExchangeSettings(msgspec.Struct, frozen=True):
