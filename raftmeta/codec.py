@@ -158,7 +158,6 @@ class _Builder:
         self._size_bytes = 0
         self._scalars: st.Scalars | None = None
         self._model_now: ModelRecord | None = None
-        self._model_bytes = b""
         self._version_now: VersionRecord | None = None
         self._deployment_now: Deployment | None = None
         self._order_now: list[VersionItem] = []  # versions of the model at hand
@@ -199,7 +198,6 @@ class _Builder:
         _require(not self._model_names or self._model_names[-1] < model.name, f"model {model.name!r} is out of order")
         self._model_names.append(model.name)
         self._model_now = model
-        self._model_bytes = payload
 
     def _version(self, payload: bytes) -> None:
         version = _decode(_versions, payload)
@@ -225,9 +223,11 @@ class _Builder:
         if model is None:
             return
         _require(model.version_count == len(order), f"model {model.name!r} has {len(order)} versions, expected {model.version_count}")
-        image = self._model_bytes
-        leaf, size_bytes = self._count(st.MODEL, model.name, image, len(image))
-        self._catalog.add(model.name, st.ModelEntry(model, leaf, size_bytes, st.NO_VERSIONS.extended(order)))
+        gap = model.last_number - (order[-1][0] if order else 0)
+        leaf = st.model_leaf(model, gap, 0)
+        self._hash_sum += leaf
+        self._size_bytes += len(model.name) + st.MODEL_BYTES
+        self._catalog.add(model.name, st.ModelEntry(model, gap, leaf, st.NO_VERSIONS.extended(order)))
         self._model_now, self._order_now = None, []
 
     def _deployment(self, payload: bytes) -> None:
@@ -283,12 +283,9 @@ class _Builder:
         records.add(key, value)
         self._count(kind, key, payload, len(payload))
 
-    def _count(self, kind: bytes, key: str, image: bytes, size_bytes: int) -> tuple[int, int]:
-        """Add a record to the hash and the size; what it added."""
-        leaf = st.leaf(kind, key, image)
-        self._hash_sum += leaf
+    def _count(self, kind: bytes, key: str, image: bytes, size_bytes: int) -> None:
+        self._hash_sum += st.leaf(kind, key, image)
         self._size_bytes += len(key) + size_bytes
-        return leaf, len(key) + size_bytes
 
     def _end(self, payload: bytes) -> None:
         scalars = self._scalars

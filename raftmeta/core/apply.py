@@ -116,20 +116,22 @@ def _first(work: Work, envelope: c.Envelope, handler: Handler, body: c.Body, dig
     if envelope.stamped_ms > work.cluster_ms:
         work.cluster_ms = envelope.stamped_ms
     work.principal = envelope.principal
-    work.ledger.revision += 1
+    ledger = work.ledger
+    ledger.revision += 1
     mark = work.mark()
     done = handler.run(work, body)
-    size_bytes = work.ledger.size_bytes
+    size_bytes = ledger.size_bytes
     if handler.bound_by_quota and size_bytes > work.limits.quota_bytes and size_bytes > mark[1]:
         detail = f"the state would have {size_bytes} bytes, the quota is {work.limits.quota_bytes}"
         done = Refusal("quota_exceeded", detail)
     if isinstance(done, Refusal):
         work.undo(mark)
-        outcome = Outcome(work.revision, done.code, done.detail[:MAX_STORED_DETAIL], done.result)
+        outcome = Outcome(ledger.revision, done.code, done.detail[:MAX_STORED_DETAIL], done.result)
     else:
-        outcome = Outcome(work.revision, OK, "", done)
+        outcome = Outcome(ledger.revision, OK, "", done)
     record = encode_record(OutcomeRecord(digest, outcome.revision, outcome.code, outcome.detail, outcome.result, work.cluster_ms))
-    work.keep_outcome(envelope.request_id, record)
+    work.outcomes.add(envelope.request_id, record)
+    ledger.size_bytes += len(envelope.request_id) + len(record)
     if work.outcomes.count > work.limits.max_outcomes or work.cluster_ms > work.oldest_expires_ms:
         _drop_old_outcomes(work)
     return outcome

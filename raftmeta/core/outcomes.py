@@ -130,11 +130,18 @@ class Draft:
         place = self._dropped - len(self._base)
         return self._base.at(self._dropped) if place < 0 else (self._keys[place], self._records[place])
 
-    def drop_oldest(self) -> None:
+    def drop_oldest(self) -> bool:
+        """Whether it was there before this draft."""
         key, _ = self.oldest()
         del self._index[hash(key) % SHARDS][key]
         self._dropped += 1
         self.count -= 1
+        return self._dropped <= len(self._base)
+
+    def fresh(self) -> Iterator[tuple[str, bytes]]:
+        """What was added and not dropped again."""
+        begin = max(self._dropped - len(self._base), 0)
+        return zip(self._keys[begin:], self._records[begin:], strict=True)
 
     def abandon(self) -> None:
         """Leave the base as it was."""

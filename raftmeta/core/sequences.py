@@ -31,6 +31,11 @@ class SortedKeys(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         return chain.from_iterable(self._chunks)
 
+    @property
+    def last(self) -> K:
+        """The greatest key; there must be one."""
+        return self._chunks[-1][-1]
+
     def after(self, key: Any) -> Iterator[K]:
         """Keys greater than `key`, from the first for None; finding the place costs O(log n)."""
         if key is None:

@@ -24,7 +24,7 @@ SUPPORTED_FEATURE_LEVEL = 1  # highest level this build knows
 MODULUS_MASK = (1 << 256) - 1
 MAX_INT = (1 << 63) - 1  # every integer of the state lies in 0..MAX_INT
 
-DIGEST_BYTES = 32
+MODEL_BYTES = 64  # what a model's record counts for in the quota, whatever its counters say
 
 VersionItem = tuple[int, str, bytes]  # number, label, packed manifest
 NO_VERSIONS: SortedKeys[VersionItem] = SortedKeys()
@@ -35,7 +35,7 @@ MODEL, VERSION, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, SCALARS = (_DOMAIN + byte
 encode_record = msgspec.msgpack.Encoder(order="deterministic").encode
 decode_outcome = msgspec.msgpack.Decoder(OutcomeRecord).decode
 
-_lengths = Struct("<II").pack
+lengths = Struct("<II").pack
 _sha256 = hashlib.sha256
 _to_int = int.from_bytes
 
@@ -51,12 +51,21 @@ class Scalars(Record, frozen=True):
     limits: Limits
 
 
+class ModelImage(Record, frozen=True):
+    """What stands for a model in the hash: what its versions do not say."""
+
+    gap: int  # how far the last number lies above the highest that is there
+    missing: int  # versions that the counter counts and nobody finds: always 0
+    created_revision: int
+    created_ms: int
+
+
 class ModelEntry(msgspec.Struct, frozen=True, gc=False):
-    """A model with what would be dear to find again at every publish."""
+    """A model with its versions, and with what would be dear to find again at every publish."""
 
     record: ModelRecord
-    leaf: int  # of the record
-    size_bytes: int  # of key and record
+    gap: int
+    leaf: int  # of its image
     versions: SortedKeys[VersionItem]
 
 
@@ -185,7 +194,12 @@ def version_key(model: str, label: str) -> str:
 def leaf(kind: bytes, key: str, record: bytes) -> int:
     """What one record adds to the hash."""
     name = key.encode()
-    return _to_int(_sha256(b"".join((kind, _lengths(len(name), len(record)), name, record))).digest(), "big")
+    return _to_int(_sha256(b"".join((kind, lengths(len(name), len(record)), name, record))).digest(), "big")
+
+
+def model_leaf(model: ModelRecord, gap: int, missing: int) -> int:
+    """What a model adds to the hash; see ModelImage."""
+    return leaf(MODEL, model.name, encode_record(ModelImage(gap, missing, model.created_revision, model.created_ms)))
 
 
 def version_image(version: VersionRecord, manifest: bytes) -> bytes:
@@ -198,13 +212,16 @@ def recompute_hash(state: State) -> bytes:
     total = leaf(SCALARS, "", encode_record(state.scalars))
     for kind, key, record in _records(state):
         total += leaf(kind, key, record)
+    for entry in state.catalog.values():
+        model, versions = entry.record, entry.versions
+        highest = versions.last[0] if len(versions) else 0
+        total += model_leaf(model, model.last_number - highest, model.version_count - len(versions))
     return (total & MODULUS_MASK).to_bytes(32, "big")
 
 
 def _records(state: State) -> Iterator[tuple[bytes, str, bytes]]:
     """Every record as it enters the hash, in any order: a sum does not mind."""
     for kind, records in (
-        (MODEL, state.models),
         (DEPLOYMENT, state.deployments),
         (ROLLOUT, state.rollouts),
         (VERDICT, state.verdicts),

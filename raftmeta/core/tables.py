@@ -6,7 +6,6 @@ brought up to date once, by `finish`. Every change is noted in the ledger with w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,19 +13,7 @@ import msgspec
 from rpds import HashTrieMap
 
 from raftmeta.core.events import DELETE, PUT, Event, Value
-from raftmeta.core.state import (
-    DIGEST_BYTES,
-    MODEL,
-    NO_VERSIONS,
-    VERSION,
-    ModelEntry,
-    State,
-    VersionItem,
-    encode_record,
-    leaf,
-    version_image,
-)
-from raftmeta.core.types import ModelRecord, VersionRecord
+from raftmeta.core.state import State, encode_record, leaf
 
 BULK = 1_024  # entries written into a persistent map per call, which holds the interpreter lock for about 1.5 us each
 
@@ -67,7 +54,7 @@ class Table(Generic[R]):
 
     __slots__ = ("base", "changed", "count", "event", "kind", "ledger", "original")
 
-    def __init__(self, ledger: Ledger, base: Mapping[str, R], kind: bytes, event: str) -> None:
+    def __init__(self, ledger: Ledger, base: HashTrieMap[str, R], kind: bytes, event: str) -> None:
         self.ledger = ledger
         self.base = base
         self.kind = kind  # prefix in the hash
@@ -82,23 +69,14 @@ class Table(Generic[R]):
 
     def put(self, key: str, value: R) -> None:
         """Write a record, whether the key is there or not."""
-        image = encode_record(value)
-        self._replace(key, Entry(value, image, len(key) + len(image)), PUT)
-
-    def add(self, key: str, entry: Entry[R]) -> None:
-        """Write a record under a key for which `get` just gave None: `put` without looking again."""
-        ledger = self.ledger
-        ledger.undo_log.append((self, key, self.changed.get(key)))
-        ledger.size_bytes += entry.size_bytes
-        ledger.events.append(Event(ledger.revision, self.event, key, PUT, entry.value))
-        self.count += 1
-        self.changed[key] = entry
+        self._replace(key, _entry(key, value), PUT)
 
     def delete(self, key: str) -> None:
         """Remove a record that is there."""
         self._replace(key, ABSENT, DELETE)
 
     def undo(self, key: str, before: Entry[R] | None) -> None:
+        """Take one change back; the ledger takes back the size."""
         now = before or self._original(key)
         self.count += (self.changed[key].value is None) - (now.value is None)
         if before is None:
@@ -106,16 +84,26 @@ class Table(Generic[R]):
         else:
             self.changed[key] = before
 
-    def entry_of(self, key: str, value: R) -> Entry[R]:
-        """A record of the state as an entry."""
-        image = encode_record(value)
-        return Entry(value, image, len(key) + len(image))
+    def finish(self) -> HashTrieMap[str, R]:
+        """The new map; adds the change of the hash to the ledger."""
+        written: dict[str, R] = {}
+        total, kind, base = 0, self.kind, self.base
+        for key, entry in self.changed.items():
+            before = self._original(key)
+            if before.value is not None:
+                total -= leaf(kind, key, before.image)
+            if entry.value is None:
+                base = base.discard(key)
+            else:
+                written[key] = entry.value
+                total += leaf(kind, key, entry.image)
+        self.ledger.hash_sum += total
+        return bulk_update(base, written)
 
     def _replace(self, key: str, entry: Entry[R], op: str) -> None:
-        ledger, before = self.ledger, self.changed.get(key)
-        ledger.undo_log.append((self, key, before))
-        if before is None:
-            before = self._original(key)
+        ledger, changed = self.ledger, self.changed.get(key)
+        ledger.undo_log.append((self, key, changed))
+        before = changed or self._original(key)
         ledger.size_bytes += entry.size_bytes - before.size_bytes
         ledger.events.append(Event(ledger.revision, self.event, key, op, entry.value))
         self.count += (before.value is None) - (entry.value is None)
@@ -125,110 +113,8 @@ class Table(Generic[R]):
         entry = self.original.get(key)
         if entry is None:
             value = self.base.get(key)
-            entry = self.original[key] = ABSENT if value is None else self.entry_of(key, value)
+            entry = self.original[key] = ABSENT if value is None else _entry(key, value)
         return entry
-
-
-class RecordTable(Table[R]):
-    """A table whose map holds the records alone."""
-
-    __slots__ = ("records",)
-
-    def __init__(self, ledger: Ledger, records: HashTrieMap[str, R], kind: bytes, event: str) -> None:
-        super().__init__(ledger, records, kind, event)
-        self.records = records
-
-    def finish(self) -> HashTrieMap[str, R]:
-        """The new map; adds the change of the hash to the ledger."""
-        if not self.changed:
-            return self.records
-        written: dict[str, R] = {}
-        total, kind, original, records = 0, self.kind, self.original, self.records
-        for key, entry in self.changed.items():
-            before = original.get(key)
-            if before is not None and before.value is not None:
-                total -= leaf(kind, key, before.image)
-            if entry.value is None:
-                records = records.discard(key)
-            else:
-                written[key] = entry.value
-                total += leaf(kind, key, entry.image)
-        self.ledger.hash_sum += total
-        return bulk_update(records, written)
-
-
-class VersionTable(RecordTable[VersionRecord]):
-    """Versions with their manifests. A manifest stands in the catalog beside the number of its version, and counts towards the quota."""
-
-    __slots__ = ("fresh", "manifests")
-
-    def __init__(self, ledger: Ledger, base: State) -> None:
-        super().__init__(ledger, base.versions, VERSION, "version")
-        self.manifests = base.manifests
-        self.fresh: dict[str, bytes] = {}  # manifests of this batch
-
-    def publish(self, version: VersionRecord, manifest: bytes, manifest_digest: bytes) -> None:
-        """Add a version that is not there."""
-        key = f"{version.model}/{version.label}"
-        record = encode_record(version)
-        self.fresh[key] = manifest
-        self.add(key, Entry(version, record + manifest_digest, len(key) + len(record) + len(manifest)))
-
-    def entry_of(self, key: str, value: VersionRecord) -> Entry[VersionRecord]:
-        manifest = self.manifests[key]
-        image = version_image(value, manifest)
-        return Entry(value, image, len(key) + len(image) - DIGEST_BYTES + len(manifest))
-
-    def moves(self) -> tuple[dict[str, list[VersionItem]], dict[str, list[int]]]:
-        """By model: the versions that came, and the numbers of those that went."""
-        came: dict[str, list[VersionItem]] = {}
-        went: dict[str, list[int]] = {}
-        for key, before in self.original.items():
-            if before.value is not None and key in self.changed:
-                went.setdefault(before.value.model, []).append(before.value.number)
-        for key, entry in self.changed.items():
-            version = entry.value
-            if version is not None:
-                came.setdefault(version.model, []).append((version.number, version.label, self.fresh[key]))
-        return came, went
-
-
-class ModelTable(Table[ModelRecord]):
-    """Models, whose map also holds the versions of each by number: one persistent insertion for both."""
-
-    __slots__ = ("catalog",)
-
-    def __init__(self, ledger: Ledger, base: State) -> None:
-        super().__init__(ledger, base.models, MODEL, "model")
-        self.catalog = base.catalog
-
-    def get(self, key: str) -> ModelRecord | None:
-        entry = self.changed.get(key)
-        if entry is not None:
-            return entry.value
-        found = self.catalog.get(key)
-        return None if found is None else found.record
-
-    def entry_of(self, key: str, value: ModelRecord) -> Entry[ModelRecord]:
-        return Entry(value, b"", self.catalog[key].size_bytes)
-
-    def finish(self, came: dict[str, list[VersionItem]], went: dict[str, list[int]]) -> HashTrieMap[str, ModelEntry]:
-        """The new catalog. A model changes with each of its versions, so whatever came or went belongs to a changed model."""
-        written: dict[str, ModelEntry] = {}
-        total, catalog = 0, self.catalog
-        for name, entry in self.changed.items():
-            before = catalog.get(name)
-            versions = NO_VERSIONS if before is None else before.versions
-            for number in went.get(name, ()):
-                versions = versions.removed(versions.first_after((number,)))
-            if name in came:
-                versions = versions.extended(sorted(came[name]))
-            now = leaf(MODEL, name, entry.image)
-            total += now if before is None else now - before.leaf
-            assert entry.value is not None, name  # models are never deleted
-            written[name] = ModelEntry(entry.value, now, entry.size_bytes, versions)
-        self.ledger.hash_sum += total
-        return bulk_update(catalog, written)
 
 
 class Histories:
@@ -263,3 +149,8 @@ def bulk_update(records: HashTrieMap[str, V], written: dict[str, V]) -> HashTrie
     while part := dict(islice(items, BULK)):
         records = records.update(part)
     return records
+
+
+def _entry(key: str, value: R) -> Entry[R]:
+    image = encode_record(value)
+    return Entry(value, image, len(key) + len(image))

@@ -8,12 +8,14 @@ whether the commands before it were in the batch or in the state.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
 
+from raftmeta.core.catalog import Catalog
 from raftmeta.core.outcomes import Draft
 from raftmeta.core.sequences import SortedKeys
-from raftmeta.core.state import DEPLOYMENT, MODULUS_MASK, OUTCOME, ROLLOUT, VERDICT, State, leaf
-from raftmeta.core.tables import Histories, Ledger, ModelTable, RecordTable, Table, VersionTable
+from raftmeta.core.state import DEPLOYMENT, MODULUS_MASK, OUTCOME, ROLLOUT, VERDICT, State, leaf, lengths
+from raftmeta.core.tables import Histories, Ledger, Table
 from raftmeta.core.types import Deployment, Rollout, Verdict
 
 
@@ -23,18 +25,21 @@ class Serving:
     __slots__ = ("deployments", "history", "rollouts", "verdicts")
 
     def __init__(self, ledger: Ledger, base: State) -> None:
-        self.deployments: RecordTable[Deployment] = RecordTable(ledger, base.deployments, DEPLOYMENT, "deployment")
-        self.rollouts: RecordTable[Rollout] = RecordTable(ledger, base.rollouts, ROLLOUT, "rollout")
-        self.verdicts: RecordTable[Verdict] = RecordTable(ledger, base.verdicts, VERDICT, "verdict")
+        self.deployments: Table[Deployment] = Table(ledger, base.deployments, DEPLOYMENT, "deployment")
+        self.rollouts: Table[Rollout] = Table(ledger, base.rollouts, ROLLOUT, "rollout")
+        self.verdicts: Table[Verdict] = Table(ledger, base.verdicts, VERDICT, "verdict")
         self.history = Histories(ledger, base.history)
+
+    def deployment_names(self, base: State) -> SortedKeys[str]:
+        return _grown(base.deployment_names, self.deployments.count, self.deployments.changed, base.deployments)
 
 
 class Work:
     """The working copy. The clock and the principal are those of the command at hand."""
 
     __slots__ = (
-        "_serving", "base", "cluster_ms", "feature_level", "keys_after_ms", "ledger", "limits", "models", "oldest_expires_ms", "outcomes",
-        "principal", "versions",
+        "_serving", "base", "catalog", "cluster_ms", "feature_level", "keys_after_ms", "ledger", "limits", "oldest_expires_ms", "outcomes",
+        "principal",
     )  # fmt: skip
 
     def __init__(self, base: State) -> None:
@@ -46,8 +51,7 @@ class Work:
         self.principal = ""
         self.oldest_expires_ms = -1  # when the oldest outcome may be dropped for its age, -1 when that was not looked up yet
         self.ledger = Ledger(base)
-        self.models = ModelTable(self.ledger, base)
-        self.versions = VersionTable(self.ledger, base)
+        self.catalog = Catalog(self.ledger, base)
         self.outcomes = Draft(base.outcomes)
         self._serving: Serving | None = None
 
@@ -64,15 +68,15 @@ class Work:
         return self._serving
 
     @property
-    def deployments(self) -> RecordTable[Deployment]:
+    def deployments(self) -> Table[Deployment]:
         return self.serving.deployments
 
     @property
-    def rollouts(self) -> RecordTable[Rollout]:
+    def rollouts(self) -> Table[Rollout]:
         return self.serving.rollouts
 
     @property
-    def verdicts(self) -> RecordTable[Verdict]:
+    def verdicts(self) -> Table[Verdict]:
         return self.serving.verdicts
 
     @property
@@ -94,17 +98,12 @@ class Work:
         ledger.revision, ledger.size_bytes = mark[0], mark[1]
         del ledger.events[mark[2] :]
 
-    def keep_outcome(self, key: str, record: bytes) -> None:
-        self.outcomes.add(key, record)
-        ledger = self.ledger
-        ledger.size_bytes += len(key) + len(record)
-        ledger.hash_sum += leaf(OUTCOME, key, record)
-
     def drop_oldest_outcome(self) -> None:
+        """Its part of the hash goes with it, unless it came in this batch and never had one."""
         key, record = self.outcomes.oldest()
-        self.outcomes.drop_oldest()
         self.ledger.size_bytes -= len(key) + len(record)
-        self.ledger.hash_sum -= leaf(OUTCOME, key, record)
+        if self.outcomes.drop_oldest():
+            self.ledger.hash_sum -= leaf(OUTCOME, key, record)
 
     def all_deployments(self) -> list[Deployment]:
         """In order of name, wherever the batch began."""
@@ -116,15 +115,17 @@ class Work:
         """The state after everything that was done here."""
         base, ledger, serving = self.base, self.ledger, self._serving
         ledger.undo_log.clear()
-        came, went = self.versions.moves()
-        catalog = self.models.finish(came, went)
-        versions = self.versions.finish()
+        for key, record in self.outcomes.fresh():
+            name = key.encode()
+            leaf_bytes = b"".join((OUTCOME, lengths(len(name), len(record)), name, record))
+            ledger.hash_sum += int.from_bytes(sha256(leaf_bytes).digest(), "big")
+        versions, catalog = self.catalog.finish()
         return State(
             deployments=serving.deployments.finish() if serving else base.deployments,
             rollouts=serving.rollouts.finish() if serving else base.rollouts,
             verdicts=serving.verdicts.finish() if serving else base.verdicts,
             history=serving.history.finish() if serving else base.history,
-            deployment_names=_names(base.deployment_names, serving.deployments) if serving else base.deployment_names,
+            deployment_names=serving.deployment_names(base) if serving else base.deployment_names,
             revision=ledger.revision,
             generation=base.generation,
             feature_level=self.feature_level,
@@ -134,17 +135,16 @@ class Work:
             catalog=catalog,
             versions=versions,
             outcomes=self.outcomes.finish(),
-            model_names=_names(base.model_names, self.models),
+            model_names=_grown(base.model_names, self.catalog.model_count, self.catalog.models, base.catalog),
             size_bytes=ledger.size_bytes,
             hash_sum=ledger.hash_sum & MODULUS_MASK,
         )
 
 
-def _names(names: SortedKeys[str], table: Table[Any]) -> SortedKeys[str]:
-    """Models and deployments are never deleted, so only new keys matter."""
-    if table.count > len(names):
-        base = table.base
-        for key in table.changed:
-            if key not in base:
-                names = names.added(key)
+def _grown(names: SortedKeys[str], count: int, changed: Iterable[str], base: Mapping[str, object]) -> SortedKeys[str]:
+    """Models and deployments are never deleted, so there are new names only when the count says so."""
+    if count > len(names):
+        for name in changed:
+            if name not in base:
+                names = names.added(name)
     return names

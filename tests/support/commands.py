@@ -18,7 +18,7 @@ from raftmeta.core import commands as c
 from raftmeta.core.apply import apply, apply_batch
 from raftmeta.core.events import Event
 from raftmeta.core.rollout import ROWS, decide, sides, waiting_for
-from raftmeta.core.state import State, encode_record, recompute_hash
+from raftmeta.core.state import MODEL_BYTES, State, encode_record, recompute_hash
 from raftmeta.core.types import (
     Limits,
     Outcome,
@@ -181,7 +181,7 @@ def serving_world(limits: Limits | None = None) -> World:
 def check_state(state: State) -> None:
     """What must hold of every state that apply makes."""
     assert recompute_hash(state) == state.state_hash
-    records = [(key, encode_record(value)) for key, value in state.models.items()]
+    records = [(name, bytes(MODEL_BYTES)) for name in state.models]
     for table in (state.versions, state.deployments, state.rollouts, state.verdicts):
         records += [(key, encode_record(value)) for key, value in table.items()]
     records += [*state.manifests.items()]

@@ -32,7 +32,7 @@ def declare_deployment(work: Work, body: DeclareDeployment) -> bytes | Refusal:
     layout = _layout(body, work.limits.max_nodes_per_side)
     if isinstance(layout, Refusal):
         return layout
-    if work.models.get(body.model) is None:
+    if work.catalog.model(body.model) is None:
         return Refusal("unknown_model", f"no model {body.model[:128]!a}")
     present = work.deployments.get(body.name)
     if present is None:

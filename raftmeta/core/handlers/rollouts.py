@@ -109,7 +109,7 @@ def _ready(work: Work, body: Activate | RollBack) -> Deployment | Refusal:
 
 
 def _start(work: Work, deployment: Deployment, rollout_id: str, kind: RolloutKind, label: str) -> bytes | Refusal:
-    version = work.versions.get(version_key(deployment.model, label))
+    version = work.catalog.version(version_key(deployment.model, label))
     if version is None:
         return Refusal("unknown_version", f"model {deployment.model!a} has no version {label[:128]!a}")
     forward = ROWS[Phase.IDLE].forward

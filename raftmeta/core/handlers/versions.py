@@ -42,34 +42,34 @@ def publish_batch(work: Work, body: PublishBatch) -> bytes | Refusal:
 
 
 def delete_version(work: Work, body: DeleteVersion) -> bytes | Refusal:
-    model = work.models.get(body.model)
+    catalog = work.catalog
+    model = catalog.model(body.model)
     if model is None:
         return Refusal("unknown_model", f"no model {body.model[:128]!a}")
     key = version_key(body.model, body.label)
-    version = work.versions.get(key)
+    version = catalog.version(key)
     if version is None:
         return Refusal("unknown_version", f"model {body.model!a} has no version {body.label[:128]!a}")
     user = _user_of(work, version)
     if user:
         return Refusal("in_use", f"version {body.label!a} of model {body.model!a} is {user}")
-    work.versions.delete(key)
     count = model.version_count - 1
-    work.models.put(body.model, ModelRecord(model.name, model.last_number, count, model.created_revision, model.created_ms))
+    catalog.delete(key, ModelRecord(model.name, model.last_number, count, model.created_revision, model.created_ms))
     return result(number=version.number)
 
 
 def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
     """Number of the version, and whether it is new."""
-    name, label, summary, manifest = body.model, body.label, body.summary, body.manifest
+    name, label, summary, manifest, catalog = body.model, body.label, body.summary, body.manifest, work.catalog
     key = f"{name}/{label}"
-    present = work.versions.get(key)
+    present = catalog.version(key)
     if present is not None:
         if present.summary.checksum == summary.checksum:
             return present.number, False
         return Refusal(
             "version_exists", f"version {label!a} of model {name!a} has checksum {present.summary.checksum}, not the published one"
         )
-    model = work.models.get(name)
+    model = catalog.model(name)
     fault = (name_fault("model", name) if model is None else None) or label_fault(label) or summary_fault(summary)
     if fault is not None:
         return fault
@@ -84,7 +84,7 @@ def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
         )
     revision, now = work.ledger.revision, work.cluster_ms
     if model is None:
-        if work.models.count >= work.limits.max_models:
+        if catalog.model_count >= work.limits.max_models:
             return Refusal("quota_exceeded", f"there are {work.limits.max_models} models, the limit")
         model = ModelRecord(name, 1, 1, revision, now)
     else:
@@ -93,8 +93,7 @@ def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
         model = ModelRecord(name, model.last_number + 1, model.version_count + 1, model.created_revision, model.created_ms)
     number = model.last_number
     version = VersionRecord(name, label, number, summary, work.principal, revision, now)
-    work.versions.publish(version, manifest, digest)
-    work.models.put(name, model)
+    catalog.publish(key, version, manifest, digest, model)
     return number, True
 
 

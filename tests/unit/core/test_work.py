@@ -61,7 +61,7 @@ def test_undo_takes_back_new_models_versions_and_histories() -> None:
     work.history.put("e", ("r3",))
     assert work.history.get("d") == ("r1", "r2")
     work.undo(mark)
-    assert (work.models.count, work.models.get("n"), work.versions.get("n/1")) == (1, None, None)
+    assert (work.catalog.model_count, work.catalog.model("n"), work.catalog.version("n/1")) == (1, None, None)
     assert (work.history.get("d"), work.history.get("e")) == (("r1",), ())
     after = work.finish()
     check_state(after)
@@ -106,10 +106,22 @@ def test_a_deletion_that_was_taken_back_leaves_the_version_in_its_place() -> Non
     work = Work(world.state)
     mark = work.mark()
     assert isinstance(delete_version(work, DeleteVersion("m", "1")), bytes)
-    assert (work.versions.get("m/1"), work.versions.count) == (None, 1)
+    assert work.catalog.version("m/1") is None
     work.undo(mark)
-    assert (work.versions.get("m/1"), work.versions.count) == (world.state.versions["m/1"], 2)
+    assert work.catalog.version("m/1") is world.state.versions["m/1"]
     assert isinstance(publish(work, publication("m", "3")), bytes)
+    after = work.finish()
+    check_state(after)
+    assert [label for _, label, _ in after.versions_of("m")] == ["1", "2", "3"]
+
+
+def test_a_deletion_of_what_came_in_the_same_batch_can_be_taken_back() -> None:
+    world = serving_world()
+    work = Work(world.state)
+    assert publish(work, publication("m", "3")) == result(created=1, number=3)
+    mark = work.mark()
+    assert isinstance(delete_version(work, DeleteVersion("m", "3")), bytes)
+    work.undo(mark)
     after = work.finish()
     check_state(after)
     assert [label for _, label, _ in after.versions_of("m")] == ["1", "2", "3"]
