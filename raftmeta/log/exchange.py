@@ -22,6 +22,7 @@ from raftmeta.log.progress import Progress, SendState
 from raftmeta.log.snapshots import Incoming, SnapshotGone, SnapshotMeta, SnapshotStore
 from raftmeta.log.spares import Handle, Worker
 
+LOOK_EVERY = 64  # applied entries between two looks at the free space
 SHORT_BYTES = 4 << 10  # a journal without room for this is short of room (D4)
 
 
@@ -46,6 +47,8 @@ class SnapshotExchange:
         self._incoming: Incoming | None = None
         self._wanted = False  # a follower needs one and there is none
         self._bytes_at_last = journal.bytes
+        self._looked_at = 0
+        self._low = False  # another snapshot of this size would hardly fit: better take one while it does
         self._not_before = 0  # applied index before which no new attempt is made, after the disk was full
         self.trouble = ""  # why the last attempt failed, "" once one succeeded
 
@@ -64,7 +67,7 @@ class SnapshotExchange:
                 job, self._job = self._job, None
                 self._finish(job, engine)
             return
-        short = not self._journal.has_room(SHORT_BYTES)  # a snapshot is what lets segments go
+        short = self._is_short(engine.applied_index, state.size_bytes)
         due = engine.applied_index >= self._not_before and (short or self._wanted or self._due(engine))
         if due and engine.applied_index > self.index:
             self._wanted = False
@@ -74,6 +77,13 @@ class SnapshotExchange:
             self._job = self._worker.submit(lambda: self._store.write(index, term, configuration, codec.snapshot_chunks(state)))
             if self._job.done():
                 self.poll(engine, state)
+
+    def _is_short(self, applied_index: int, state_bytes: int) -> bool:
+        """Whether a snapshot is needed because it lets segments go; asked of the disk once in LOOK_EVERY entries."""
+        if applied_index - self._looked_at >= LOOK_EVERY:
+            self._looked_at = applied_index
+            self._low = self._store.free_bytes() < 2 * state_bytes
+        return self._low or not self._journal.has_room(SHORT_BYTES)
 
     def _due(self, engine: Engine) -> bool:
         grown = self._journal.bytes - self._bytes_at_last >= self._settings.journal_bytes
@@ -90,10 +100,10 @@ class SnapshotExchange:
         if meta.index <= self.index:
             return  # a newer one was installed meanwhile
         self._latest = meta
-        keep = self._settings.keep_entries if self._journal.has_room(SHORT_BYTES) else 0
-        self._journal.compact_through(meta.index - keep)
+        short = self._low or not self._journal.has_room(SHORT_BYTES)
+        self._journal.compact_through(meta.index - (0 if short else self._settings.keep_entries))
         self._store.prune(self._settings.keep_files)
-        if keep == 0 and not self._journal.has_room(SHORT_BYTES):  # it freed too little; not again for every entry
+        if short:  # not again for every entry, should it have freed too little
             self._not_before = engine.applied_index + max(1, self._settings.entries // 10)
         self._bytes_at_last = self._journal.bytes
 

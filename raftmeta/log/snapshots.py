@@ -117,6 +117,10 @@ class SnapshotStore:
             )
         return Incoming(self, file, SnapshotMeta(index, term, b"", size_bytes, sha256), min(there, size_bytes))
 
+    def free_bytes(self) -> int:
+        """Room on the disk that holds the snapshots."""
+        return self._disk.free_bytes(self._directory)
+
     def prune(self, keep: int = 2) -> int:
         """Remove all but the newest `keep`. Returns how many went. A transfer that reads one of them gets SnapshotGone."""
         if keep < 1:
