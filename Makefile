@@ -2,6 +2,7 @@
 # PYTHON chooses the interpreter, for example: make test PYTHON=python3.12
 
 PYTHON ?= python3
+TEST_WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -28,8 +29,8 @@ demo: $(STAMP)  ## Show one model update end to end, measured; figures go to bui
 	@mkdir -p build
 	$(BIN)/raftmeta demo --report build/demo.json
 
-test: $(STAMP)  ## Run every test
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## Run every test, on two processors
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 check: $(STAMP)  ## Lint, types, import contracts
 	$(BIN)/ruff check .
