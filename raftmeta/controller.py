@@ -1,7 +1,8 @@
 """The leader's loop over rollouts: look at the state, let the pure core decide, propose what it says.
 
-Only the member that leads proposes; two that both believe to lead do no harm, since every command names the phase it saw. Time is the
-cluster's: what was stamped when this member began to lead plus its own monotonic clock, so a jump of the wall clock ends no rollout.
+Only the member that leads proposes; two that both believe to lead do no harm, since every command names the phase it saw. How long a
+phase takes is counted on this member's monotonic clock from when it first saw it as the leader, so no jump of any wall clock ends a
+rollout; a new leader counts anew.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import structlog
@@ -18,7 +19,7 @@ from raftmeta.core.commands import Body
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.rollout import decide, sides
 from raftmeta.core.state import State
-from raftmeta.core.types import RolloutStatus
+from raftmeta.core.types import Deployment, Phase, Rollout, RolloutStatus
 from raftmeta.log.port import Log
 from raftmeta.nodes import NodeTable
 
@@ -37,7 +38,8 @@ class Controller:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="raftmeta-controller", daemon=True)
         self._term = -1
-        self._led_from = (0, 0)  # cluster ms, monotonic ms
+        self._led_since_ms = 0
+        self._seen: dict[str, tuple[Phase, int]] = {}  # running rollout -> phase and when it was first seen in it
 
     def start(self) -> None:
         self._thread.start()
@@ -62,15 +64,16 @@ class Controller:
                 continue
             if status.term != self._term:
                 self._term = status.term
-                self._led_from = (self._state().cluster_ms, _monotonic_ms())
+                self._led_since_ms = _monotonic_ms()
+                self._seen = {}
             self._look()
 
     def _look(self) -> None:
         state = self._state()
-        cluster_ms, since_ms = self._led_from
-        now_ms = max(state.cluster_ms, cluster_ms + _monotonic_ms() - since_ms)
-        missing = self._nodes.missing(_expected(state), since_ms)
-        for body in decide(state, now_ms, missing):
+        now_ms = _monotonic_ms()
+        self._seen = seen_since(self._seen, state, now_ms)
+        missing = self._nodes.missing(_expected(state), self._led_since_ms)
+        for body in decide(state, now_ms, missing, {rollout: since for rollout, (_, since) in self._seen.items()}):
             if self._stopping:
                 return
             self._propose(body)
@@ -89,14 +92,25 @@ class Controller:
             )
 
 
+def seen_since(seen: Mapping[str, tuple[Phase, int]], state: State, now_ms: int) -> dict[str, tuple[Phase, int]]:
+    """Every running rollout with its phase and the monotonic time at which it was first seen in that phase."""
+    found = {}
+    for _, rollout in _running(state):
+        known = seen.get(rollout.id)
+        found[rollout.id] = known if known is not None and known[0] is rollout.phase else (rollout.phase, now_ms)
+    return found
+
+
 def _expected(state: State) -> set[str]:
     """Nodes that a running rollout waits for."""
-    return {
-        node
-        for deployment in state.deployments.values()
-        if deployment.rollout_id and state.rollouts[deployment.rollout_id].status is RolloutStatus.RUNNING
-        for node in sides(deployment)
-    }
+    return {node for deployment, _ in _running(state) for node in sides(deployment)}
+
+
+def _running(state: State) -> Iterator[tuple[Deployment, Rollout]]:
+    for deployment in state.deployments.values():
+        rollout = state.rollouts.get(deployment.rollout_id)
+        if rollout is not None and rollout.status is RolloutStatus.RUNNING:
+            yield deployment, rollout
 
 
 def _monotonic_ms() -> int:

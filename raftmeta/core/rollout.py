@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from raftmeta.core.commands import AbortRollout, AdvanceRollout, Body
@@ -87,12 +88,12 @@ def waiting_for(rollout: Rollout, deployment: Deployment) -> list[str]:
     return [node for node in sides(deployment) if reached.get(node, 0) < RANK[gate]]
 
 
-def decide(state: State, now_ms: int, missing_nodes: Collection[str]) -> list[Body]:
+def decide(state: State, now_ms: int, missing_nodes: Collection[str], since_ms: Mapping[str, int] = MappingProxyType({})) -> list[Body]:
     """What the leader's controller should propose now, at most one command for each running rollout, in order of deployment.
 
-    `now_ms` is compared with times stamped into the state. So that a jump of the leader's wall clock ends no rollout, the caller passes
-    the cluster time it saw when it began to lead plus what its monotonic clock counted since. Proposing the same again is harmless: a
-    command names the phase it saw.
+    `since_ms` tells, by rollout, from when on the caller counts the time of its phase; without an entry from the time stamped into the
+    state. Stamped times follow wall clocks, which jump, so the controller counts on its own monotonic clock: `now_ms` and `since_ms` are
+    then of that clock. Proposing the same again is harmless: a command names the phase it saw.
     """
     found: list[Body] = []
     for name in state.deployment_names:
@@ -106,8 +107,10 @@ def decide(state: State, now_ms: int, missing_nodes: Collection[str]) -> list[Bo
             found.append(abort)
         elif not waiting:
             found.append(AdvanceRollout(rollout.id, rollout.phase))
-        elif ROWS[rollout.phase].timeout and now_ms - rollout.phase_ms > _timeout_ms(rollout.phase, deployment.policy):
-            found.append(_timed_out(rollout, now_ms - rollout.phase_ms, waiting))
+        elif ROWS[rollout.phase].timeout:
+            spent_ms = now_ms - since_ms.get(rollout.id, rollout.phase_ms)
+            if spent_ms > _timeout_ms(rollout.phase, deployment.policy):
+                found.append(_timed_out(rollout, spent_ms, waiting))
     return found
 
 

@@ -91,6 +91,7 @@ class Replica:
         self._leader = ""
         self._reports: dict[int, bytes] = {}
         self._expire_at = 0.0
+        self._stamping: tuple[int, int, float] | None = None  # term, wall ms and monotonic s when its stamping began
         self.sync_s = 0.0
         self._bootstrap_pending = recovered.bootstrap
         engine_setup = Setup(
@@ -303,10 +304,18 @@ class Replica:
         if not self._journal.has_room(self.proposals.queue_bytes):
             self._without_room()
             return None
-        batch = self.proposals.next_batch(self._setup.wall_ms())
+        batch = self.proposals.next_batch(self._stamp_ms())
         assert batch is not None
         self.proposals.appended(self.engine.last_index + 1, self.engine.term, batch.sinks)
         return bytes([ops.OP_COMMANDS]) + batch.payload
+
+    def _stamp_ms(self) -> int:
+        """The wall clock as it stood when this leadership began, moved on by the monotonic clock: it does not jump with the wall clock."""
+        now = self._ports.clock()
+        if self._stamping is None or self._stamping[0] != self.engine.term:
+            self._stamping = (self.engine.term, self._setup.wall_ms(), now)
+        _, began_ms, began = self._stamping
+        return began_ms + int((now - began) * 1000)
 
     def _without_room(self) -> None:
         """D4: refuse what waits, stay up, and let a member that has room lead."""
