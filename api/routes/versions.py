@@ -6,6 +6,8 @@ member decodes when it applies them.
 
 from __future__ import annotations
 
+from typing import cast
+
 from api import replies
 from api.operation import Answer, Call, Kind, Operation, Reply
 from api.schemas import answers, examples, records
@@ -29,8 +31,9 @@ async def publish(service: Service, call: Call) -> Reply:
     model, label = call.params["model"], call.params["label"]
     command = await service.compute(call.size_bytes, publication, model, label, call.body.manifest)
     outcome = await service.propose(call, command)
-    created = bool(result_of(outcome).get("created"))
-    record = _published(service.member.state, model, label)
+    result = result_of(outcome)
+    created = bool(result.get("created"))
+    record = _published(service.member.state, model, label, result.get("number"))
     return replies.done(outcome.revision, records.version(record), status=201 if created else 200, repeated=outcome.repeated)
 
 
@@ -42,7 +45,9 @@ async def publish_batch(service: Service, call: Call) -> Reply:
     command = await service.compute(call.size_bytes, _publications, model, call.body)
     outcome = await service.propose(call, command)
     state = service.member.state
-    found = [records.version(_published(state, model, item.label)) for item in call.body.items]
+    numbers = cast(list[int], result_of(outcome)["numbers"])
+    items = zip(call.body.items, numbers, strict=True)
+    found = [records.version(_published(state, model, item.label, number)) for item, number in items]
     return replies.done(outcome.revision, {"versions": found}, repeated=outcome.repeated)
 
 
@@ -93,10 +98,11 @@ def _unpacked(packed: bytes) -> bytes:
     return replies.encode(manifests.unpack(packed))
 
 
-def _published(state: State, model: str, label: str) -> VersionRecord:
+def _published(state: State, model: str, label: str, number: object) -> VersionRecord:
+    """The version that the command published, which a repeated command may find deleted, and its label taken by other bytes."""
     record = state.versions.get(version_key(model, label))
-    if record is None:
-        raise RaftmetaError("unknown_version", f"version {label!r} of model {model!r} was published and has been deleted since")
+    if record is None or record.number != number:
+        raise RaftmetaError("unknown_version", f"version {label!r} of model {model!r}, number {number}, was published and deleted since")
     return record
 
 

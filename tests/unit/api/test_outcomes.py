@@ -64,6 +64,25 @@ def test_a_key_with_another_body_is_refused() -> None:
     run(work())
 
 
+def test_a_retried_publish_never_answers_with_the_bytes_that_took_its_label_since() -> None:
+    async def work() -> None:
+        async with api() as made:
+            first = await made.publish(**{"idempotency-key": "k"})
+            assert first.status_code == 201
+            assert (await made.client.delete(PUBLISH)).status_code == 200
+            check(await made.publish(**{"idempotency-key": "k"}), "unknown_version")
+            assert (await made.publish(number=1)).status_code == 201
+            check(await made.publish(**{"idempotency-key": "k"}), "unknown_version")
+            batch = {"items": [{"label": "b", "manifest": manifest()}]}
+            path = f"/v1/models/{MODEL}/versions:batch"
+            assert (await made.client.post(path, json=batch, headers={"idempotency-key": "kb"})).status_code == 200
+            assert (await made.client.delete(f"/v1/models/{MODEL}/versions/b")).status_code == 200
+            assert (await made.publish("b", number=1)).status_code == 201
+            check(await made.client.post(path, json=batch, headers={"idempotency-key": "kb"}), "unknown_version")
+
+    run(work())
+
+
 def test_a_retried_activation_is_the_same_rollout() -> None:
     async def work() -> None:
         async with api() as made:
