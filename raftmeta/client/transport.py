@@ -24,6 +24,7 @@ from raftmeta.core.errors import RaftmetaError
 
 MAX_PROBLEM_BYTES = 1 << 20
 MAX_CONNECTIONS = 100
+_MAYBE_APPLIED = frozenset({"unknown_outcome", "revision_not_reached"})  # the second: applied, this member has not seen it yet
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -192,7 +193,7 @@ class Transport:
             if error.code not in backoff.RETRIED:
                 raise error
             pause_s = backoff.asked_wait_s(policy, error.code, response.headers.get("retry-after"))
-            raise _Failure(error, maybe_applied=error.code == "unknown_outcome", pause_s=pause_s)
+            raise _Failure(error, maybe_applied=error.code in _MAYBE_APPLIED, pause_s=pause_s)
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:

@@ -127,6 +127,13 @@ def test_one_attempt_of_unknown_outcome_makes_the_whole_call_unknown() -> None:
     assert raised.value.code == "unknown_outcome"
 
 
+def test_a_write_that_a_lagging_member_has_not_seen_yet_ends_as_unknown_not_as_refused() -> None:
+    members = Members({"a": problem("revision_not_reached")})
+    with pytest.raises(RaftmetaError) as raised:
+        activate(members, (A,), timeout_s=0.5)
+    assert raised.value.code == "unknown_outcome"
+
+
 def test_a_member_that_asks_for_time_gets_it_but_never_more_than_the_bound() -> None:
     members = Members({"a": in_turn(problem("overloaded", {"retry-after": "2"}), problem("overloaded", {"retry-after": "900"}), ok({}))})
     activate(members, (A,), timeout_s=60)
