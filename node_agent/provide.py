@@ -92,8 +92,8 @@ class StoreProvider:
 
 
 def fault_of(manifest: Manifest, target: Target) -> str:
-    """Why this is not the manifest of the version that was decided, empty if it is."""
-    faults = manifests.faults(manifest)
+    """Why this is not the manifest that was decided, empty if it is. Its sources are judged by who opens them, one by one."""
+    faults = manifests.faults(msgspec.structs.replace(manifest, sources=()))
     if faults:
         return faults[0]
     found = manifests.checksum(manifests.config_digest(manifest), manifests.weights_digest(manifest))

@@ -2,7 +2,7 @@
 
 A file is opened first and judged after: what counts is where the open descriptor really lies, so neither a symbolic link nor a directory
 swapped in between leads out of the roots, and a pipe or device is never read. A server that ignores ranges is read from the start and
-cut. Redirects are not followed: a manifest names what the agent talks to.
+cut. Redirects are not followed: a manifest names what the agent talks to. A URL that cannot be used is an error of its source alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx
 
 from node_agent.fetch import Source, SourceError, SourceLied
-from raftmeta.core.manifest import path_fault
+from raftmeta.core.manifest import path_fault, source_fault
 
 CHUNK = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z")
@@ -28,12 +28,11 @@ def opener(roots: Sequence[Path], http: httpx.Client) -> Callable[[str], Source]
     allowed = tuple(root.resolve() for root in roots)
 
     def open_source(url: str) -> Source:
+        fault = source_fault(url)
+        if fault:
+            raise SourceError(f"{url[:200]!r} {fault}")
         parts = urlsplit(url)
-        if parts.scheme == "file" and not parts.netloc:
-            return DirectorySource(Path(unquote(parts.path)), allowed)
-        if parts.scheme in ("http", "https") and parts.hostname:
-            return HttpSource(url, http)
-        raise SourceError(f"no source of scheme {parts.scheme!r}")
+        return DirectorySource(Path(unquote(parts.path)), allowed) if parts.scheme == "file" else HttpSource(url, http)
 
     return open_source
 
@@ -67,8 +66,8 @@ class DirectorySource:
             raise SourceError(f"{file[:200]!r} {fault}")
         try:
             fd = os.open(self._directory / file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        except OSError as cause:
-            raise SourceError(f"{self._directory / file} cannot be opened: {cause.strerror}") from cause
+        except (OSError, ValueError) as cause:  # ValueError: a path that no system call takes
+            raise SourceError(f"{self._directory / file} cannot be opened: {cause}") from cause
         real = Path(f"/proc/self/fd/{fd}").readlink()
         if not any(real.is_relative_to(root) for root in self._roots) or not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -89,7 +88,7 @@ class HttpSource:
         try:
             with self._http.stream("GET", url, headers=headers) as response:
                 yield from self._body(response, file, file_size, (begin, end))
-        except httpx.HTTPError as cause:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as cause:  # ValueError: a host that no resolver takes
             raise SourceError(f"{url}: {type(cause).__name__}: {cause}") from cause
 
     def _body(self, response: httpx.Response, file: str, file_size: int, span: tuple[int, int]) -> Iterator[bytes]:

@@ -11,7 +11,9 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterator
+from ipaddress import IPv6Address
 from itertools import pairwise
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
@@ -37,6 +39,9 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}\Z")  # models, deployments, nodes
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")  # version labels, semver text included
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_HOST_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\Z")
+MAX_HOST_CHARS = 253  # of a name in the DNS
+MAX_SOURCE_CHARS = 2048
 
 
 ROLES = ("weights", "config", "tokenizer", "other")
@@ -157,6 +162,42 @@ def path_fault(name: str) -> str | None:
     return None
 
 
+def source_fault(source: str) -> str | None:
+    """Why nothing can be read from such a URL, wherever it is tried; None if it is well formed."""
+    if not source.startswith(("file:///", "http://", "https://")) or len(source) > MAX_SOURCE_CHARS or _CONTROL.search(source):
+        return f"is not a file, http or https URL of at most {MAX_SOURCE_CHARS} characters"
+    if "?" in source or "#" in source:
+        return "has a query or a fragment; a file name is put after its path"
+    try:
+        parts = urlsplit(source)
+        port = parts.port
+    except ValueError as cause:
+        return f"is no URL: {cause}"
+    if _CONTROL.search(unquote(parts.path)):
+        return "has a control character in its path"
+    return None if parts.scheme == "file" else _server_fault(parts, port)
+
+
+def _server_fault(parts: SplitResult, port: int | None) -> str | None:
+    if "@" in parts.netloc:
+        return "has user information"
+    if port == 0:
+        return "has the port 0"
+    host = parts.hostname or ""
+    try:
+        if "[" in parts.netloc:
+            IPv6Address(host)
+            return None
+        for label in host.split("."):
+            if label.startswith("xn--"):
+                label[4:].encode("ascii").decode("punycode")
+    except ValueError as cause:
+        return f"has a host that cannot be: {cause}"
+    if len(host) > MAX_HOST_CHARS or not all(map(_HOST_LABEL.match, host.removesuffix(".").split("."))):
+        return f"has no host name of at most {MAX_HOST_CHARS} characters: labels of 1 to 63 ASCII letters, digits, '-' or '_'"
+    return None
+
+
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Size in bytes of a contiguous tensor of a known dtype."""
     count = 1
@@ -193,8 +234,9 @@ def _all_faults(manifest: Manifest) -> Iterator[str]:
         if name not in names:
             yield f"unbound names {name!r}, which is no tensor of the manifest"
     for source in manifest.sources:
-        if not source.startswith(("file:///", "http://", "https://")) or len(source) > 2048 or _CONTROL.search(source):
-            yield f"source {source[:80]!r} is not a file, http or https URL of at most 2048 characters"
+        fault = source_fault(source)
+        if fault:
+            yield f"source {source[:80]!r} {fault}"
     if len(manifest.sources) > 16:
         yield f"{len(manifest.sources)} sources, the limit is 16"
 

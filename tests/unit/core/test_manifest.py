@@ -212,3 +212,48 @@ def test_the_summary_says_what_the_manifest_says() -> None:
 @pytest.mark.parametrize(("dtype", "shape", "size"), [("F32", (2, 3), 24), ("BF16", (), 2), ("U8", (0, 9), 0), ("F8_E4M3", (5,), 5)])
 def test_a_tensor_has_the_bytes_of_its_shape(dtype: str, shape: tuple[int, ...], size: int) -> None:
     assert m.tensor_bytes(dtype, shape) == size
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("file://host/dir/", "is not a file, http or https URL"),
+        ("http://[::1/", "is no URL"),
+        ("http://[::1", "is no URL"),
+        ("http://host:x/", "is no URL"),
+        ("http://host:99999/", "is no URL"),
+        ("http://host:0/", "port 0"),
+        ("file:///%00/", "control character"),
+        ("http://host/%0a/", "control character"),
+        ("http://user:pass@host/", "user information"),
+        ("http://host/?key=1", "query or a fragment"),
+        ("file:///dir/#1", "query or a fragment"),
+        ("http:///dir/", "no host name"),
+        ("http://a..b/", "no host name"),
+        ("http://" + "a" * 64 + "/", "no host name"),
+        ("http://" + "a." * 127 + "a/", "no host name"),
+        ("http://-a/", "no host name"),
+        ("http://xn--/", "no host name"),
+        ("http://xn--a\u00e9/", "a host that cannot be"),
+        ("http://xn--99999999/", "a host that cannot be"),
+        ("http://\u00e9.invalid/", "no host name"),
+        ("http://[::1%25/]/", "is no URL"),
+        ("http://[1:2]/", "'1:2' does not appear to be"),
+        ("http://[v1.a]/", "a host that cannot be"),
+    ],
+)
+def test_a_source_that_nothing_could_be_read_from_is_refused(source: str, fault: str) -> None:
+    assert fault in (m.source_fault(source) or "no fault")
+    assert any(fault in found for found in m.faults(manifest(sources=(source,))))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "file:///", "file:///models/with%20space/", "file:///models/caf\u00e9/", "http://host", "http://HOST.example.:8080/dir/",
+        "https://[::1]:8443/dir/", "http://10.0.0.1/", "http://my_store:1/", "http://xn--bcher-kva.example/", "http://host/%zz/",
+    ],
+)  # fmt: skip
+def test_a_source_that_something_could_be_read_from_is_taken(source: str) -> None:
+    assert m.source_fault(source) is None
+    assert m.faults(manifest(sources=(source,))) == []

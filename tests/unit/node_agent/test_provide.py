@@ -151,3 +151,19 @@ def test_blobs_that_rotted_are_thrown_out_and_fetched_again(tmp_path: Path, vers
         assert await scene.fetch(version) == 5000
 
     run(work)
+
+
+def test_a_source_that_cannot_be_used_leaves_the_next_one(tmp_path: Path) -> None:
+    async def work() -> None:
+        good = (tmp_path / "v1").as_uri() + "/"
+        version = make_version(tmp_path / "v1", "1.0.0", TENSORS, [good])
+        scene = Scene(tmp_path, version)
+        scene.plane.manifests["1.0.0"]["sources"] = ["http://[::1/", "http://a..b/", "file:///%00/"]
+        with pytest.raises(FetchFailed) as failed:
+            await scene.fetch(version)
+        assert failed.value.code == "source_unavailable"
+        (scene.store.root / "manifests" / version.target.checksum).unlink()
+        scene.plane.manifests["1.0.0"]["sources"] = ["http://[::1/", "http://xn--/", good]
+        assert await scene.fetch(version) > 5300
+
+    run(work)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from node_agent.fetch import SourceError, SourceLied
-from node_agent.sources import opener
+from node_agent.sources import DirectorySource, HttpSource, opener
 
 DATA = bytes(range(256)) * 40
 
@@ -90,6 +90,29 @@ def test_a_missing_file_may_be_elsewhere(root: Path) -> None:
 def test_other_schemes_and_hosts_in_file_urls_are_no_sources(url: str) -> None:
     with httpx.Client() as http, pytest.raises(SourceError):
         opener([], http)(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1/", "http://[::1", "http://127.0.0.1:x/", "http://127.0.0.1:99999/", "file:///%00/", "http://a..b/",
+        "http://" + "a" * 300 + "/", "http://xn--/", "http://xn--a-/", "http://xn--zzzzzzzz99999/",
+    ],
+)  # fmt: skip
+def test_a_url_that_cannot_be_used_is_an_error_of_its_source(root: Path, url: str) -> None:
+    with httpx.Client(timeout=2, trust_env=False) as http, pytest.raises(SourceError):
+        next(opener([root], http)(url).read("w.bin", len(DATA), 0, 10))
+
+
+@pytest.mark.parametrize("base", ["http://[::1/", "http://h:x/", "http://a..b/", "http://xn--/", "http://" + "a" * 300 + "/"])
+def test_what_the_library_refuses_is_an_error_of_the_source(base: str) -> None:
+    with httpx.Client(timeout=2, trust_env=False) as http, pytest.raises(SourceError):
+        next(HttpSource(base, http).read("w.bin", len(DATA), 0, 10))
+
+
+def test_a_path_that_no_system_call_takes_is_an_error_of_the_source(root: Path) -> None:
+    with pytest.raises(SourceError, match="cannot be opened"):
+        next(DirectorySource(root / "a\0b", (root,)).read("w.bin", len(DATA), 0, 10))
 
 
 # --- HTTP
