@@ -2,6 +2,8 @@
 
 One fetch at a time for the whole node. A full quota or disk is answered by removing what no deployment needs, once; what is active,
 previous or desired is never removed. Nothing of a manifest is believed before its digests give the checksum that the control plane decided.
+Where bytes come from is in no digest: a fetch asks what the label is published with now, and takes the stored manifest only while nobody
+answers. Several labels may share a checksum and with it the stored manifest.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from node_agent.report import describe
 from node_agent.runtime import log
 from node_agent.store import Store, blobs_of, check_blob
 from raftmeta.core import manifest as manifests
-from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.errors import ErrorClass, RaftmetaError
 from raftmeta.core.manifest import Manifest
 
 _FULL = ("quota_exceeded", "disk_full")
+MAX_ORIGINS = 1000  # remembered; asking once more is all that forgetting costs
 
 
 class ManifestSource(Protocol):
+    async def get_version(self, model: str, label: str) -> Mapping[str, Any]: ...
     async def get_manifest(self, model: str, label: str) -> Mapping[str, Any]: ...
 
 
@@ -36,19 +40,17 @@ class StoreProvider:
         self._plane = plane
         self._keep = keep
         self._turn = asyncio.Lock()
+        self._origins: dict[str, tuple[str, str, str]] = {}  # checksum -> (model, label, manifest digest) of the stored manifest
 
     async def manifest(self, target: Target) -> Manifest:
-        found = await asyncio.to_thread(self._store.manifest, target.checksum)
-        if found is None or fault_of(found, target):
-            found = await self._ask(target)
-            await asyncio.to_thread(self._store.put_manifest, target.checksum, found)
-        return found
+        """What the version consists of. Where its bytes come from may be out of date."""
+        return await self._stored(target) or await self._published(target)
 
     async def fetch(self, target: Target, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
         async with self._turn:
             if cancelled():
                 raise Cancelled
-            manifest = await self.manifest(target)
+            manifest = await self._published(target)
             try:
                 received = await asyncio.to_thread(self._fetcher.fetch, manifest, elsewhere, cancelled)
             except RaftmetaError as error:
@@ -79,16 +81,41 @@ class StoreProvider:
         log.info("store_collected", freed_bytes=freed, kept_versions=len(keep) + 1)
         return freed > 0
 
-    async def _ask(self, target: Target) -> Manifest:
-        reply = await self._plane.get_manifest(target.model, target.label)
+    async def _stored(self, target: Target) -> Manifest | None:
+        found = await asyncio.to_thread(self._store.manifest, target.checksum)
+        return None if found is None or fault_of(found, target) else found
+
+    async def _published(self, target: Target) -> Manifest:
+        """As the label has it now, and from here on in the store; what is there already while the control plane does not answer."""
+        stored = await self._stored(target)
         try:
-            manifest = msgspec.convert(dict(reply), Manifest)
-        except msgspec.ValidationError as cause:
-            raise RaftmetaError("bad_json", f"the control plane sent no manifest for {describe(target)}: {cause}") from cause
-        fault = fault_of(manifest, target)
-        if fault:
-            raise FetchFailed(INTEGRITY_MISMATCH, f"manifest of {describe(target)}: {fault}")
-        return manifest
+            version = await self._plane.get_version(target.model, target.label)
+            origin = target.model, target.label, str(version["manifest_digest"])
+            if stored is not None and self._origins.get(target.checksum) == origin:
+                return stored
+            reply = await self._plane.get_manifest(target.model, target.label)
+        except RaftmetaError as error:
+            if stored is None or error.info.error_class is not ErrorClass.UNAVAILABLE:
+                raise
+            log.warning("stored_manifest_used", version=target.label, reason=str(error))
+            return stored
+        found = _read(reply, target)
+        await asyncio.to_thread(self._store.put_manifest, target.checksum, found)
+        if len(self._origins) >= MAX_ORIGINS:
+            self._origins.clear()
+        self._origins[target.checksum] = origin
+        return found
+
+
+def _read(reply: Mapping[str, Any], target: Target) -> Manifest:
+    try:
+        manifest = msgspec.convert(dict(reply), Manifest)
+    except msgspec.ValidationError as cause:
+        raise RaftmetaError("bad_json", f"the control plane sent no manifest for {describe(target)}: {cause}") from cause
+    fault = fault_of(manifest, target)
+    if fault:
+        raise FetchFailed(INTEGRITY_MISMATCH, f"manifest of {describe(target)}: {fault}")
+    return manifest
 
 
 def fault_of(manifest: Manifest, target: Target) -> str:

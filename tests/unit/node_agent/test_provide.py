@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ class FakePlane:
     def __init__(self, *versions: Version) -> None:
         self.manifests: dict[str, Any] = {v.target.label: msgspec.to_builtins(v.manifest) for v in versions}
         self.asked = 0
+        self.refuse: RaftmetaError | None = None
+
+    async def get_version(self, model: str, label: str) -> Mapping[str, Any]:
+        if self.refuse is not None:
+            raise self.refuse
+        return {"manifest_digest": hashlib.sha256(msgspec.json.encode(self.manifests[label])).hexdigest()}
 
     async def get_manifest(self, model: str, label: str) -> Mapping[str, Any]:
         self.asked += 1
@@ -162,8 +169,54 @@ def test_a_source_that_cannot_be_used_leaves_the_next_one(tmp_path: Path) -> Non
         with pytest.raises(FetchFailed) as failed:
             await scene.fetch(version)
         assert failed.value.code == "source_unavailable"
-        (scene.store.root / "manifests" / version.target.checksum).unlink()
         scene.plane.manifests["1.0.0"]["sources"] = ["http://[::1/", "http://xn--/", good]
         assert await scene.fetch(version) > 5300
+
+    run(work)
+
+
+def test_the_same_bytes_published_again_come_from_where_the_new_label_says(tmp_path: Path) -> None:
+    async def work() -> None:
+        version = make_version(tmp_path / "v1", "1.0.0", TENSORS)
+        again = version._replace(target=version.target._replace(label="1.0.1"))
+        scene = Scene(tmp_path, version)
+        scene.plane.manifests["1.0.1"] = scene.plane.manifests["1.0.0"] | {}
+        scene.plane.manifests["1.0.0"]["sources"] = ["file:///nowhere/"]
+        with pytest.raises(FetchFailed) as failed:
+            await scene.fetch(version)
+        assert failed.value.code == "source_unavailable"
+        assert await scene.fetch(again) > 5300
+        scene.store.discard(version.manifest.tensors[0].sha256)
+        with pytest.raises(FetchFailed):
+            await scene.fetch(version)
+
+    run(work)
+
+
+def test_a_label_published_anew_with_other_sources_is_asked_for_again(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        right = scene.plane.manifests["1.0.0"]["sources"]
+        scene.plane.manifests["1.0.0"]["sources"] = ["file:///nowhere/"]
+        with pytest.raises(FetchFailed):
+            await scene.fetch(version)
+        scene.plane.manifests["1.0.0"]["sources"] = right
+        assert await scene.fetch(version) > 5300
+
+    run(work)
+
+
+def test_without_the_control_plane_the_stored_manifest_serves(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        await scene.fetch(version)
+        scene.store.discard(version.manifest.tensors[0].sha256)
+        scene.plane.refuse = RaftmetaError("no_quorum", "nobody answers")
+        assert await scene.fetch(version) == 5000
+        assert await scene.provider.manifest(version.target) == version.manifest
+        scene.store.discard(version.manifest.tensors[0].sha256)
+        scene.plane.refuse = RaftmetaError("not_found", "no such version")
+        with pytest.raises(RaftmetaError, match="no such version"):
+            await scene.fetch(version)
 
     run(work)
