@@ -10,7 +10,7 @@ from hypothesis import strategies as hs
 from raftmeta.core.commands import DeleteVersion
 from raftmeta.core.handlers.checks import result
 from raftmeta.core.handlers.versions import delete_version, publish
-from raftmeta.core.state import State
+from raftmeta.core.state import State, recompute_hash
 from raftmeta.core.types import Verdict
 from raftmeta.core.work import Work
 from tests.support.commands import check_state, publication, serving_world, snapshot
@@ -47,6 +47,8 @@ def test_undo_takes_back_what_was_done_since_the_mark(before: list, kept: list, 
     work.undo(mark)
     assert seen(work) == expected
     after, wanted = work.finish(), plain.finish()
+    assert after.state_hash == recompute_hash(after)
+    assert None not in after.verdicts.values()
     assert (dict(after.verdicts), after.state_hash, after.size_bytes) == (dict(wanted.verdicts), wanted.state_hash, wanted.size_bytes)
 
 
