@@ -92,9 +92,9 @@ class Fetcher:
         Raises FetchFailed, Cancelled, or RaftmetaError for a full quota or disk. Can be repeated at any time.
         """
         spans = spans_of(manifest, self._is_needed(elsewhere))
-        need_bytes = sum(piece.end - piece.begin for span in spans for piece in span.pieces)
-        if need_bytes:
-            self._store.reserve(need_bytes)
+        if not spans:
+            return 0
+        self._store.reserve(sum(piece.end - piece.begin for span in spans for piece in span.pieces))
         job = _Job(self._store, self._patience, cancelled)
         faults: list[str] = []
         lied = False
@@ -108,8 +108,6 @@ class Fetcher:
                 faults.append(f"{url}: {fault}")
             except SourceError as fault:
                 faults.append(f"{url}: {fault}")
-        if not manifest.sources and not spans:
-            return 0
         detail = "; ".join(faults) or "the manifest names no source"
         raise FetchFailed(INTEGRITY_MISMATCH if lied else SOURCE_UNAVAILABLE, detail)
 

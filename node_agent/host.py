@@ -2,8 +2,9 @@
 
 Two threads use it. The computing thread alone enters the gate, runs modules and forgets slots; the loading thread binds and warms a slot
 beside it. A request is computed only by a module whose version the slot's record names as verified at that moment, and the label in the
-answer is that module's. A request pinned to the version of the other slot takes no place in the gate; its answer counts only if the
-record is the same after computing as before.
+answer is that module's. A request pinned to the version of the other slot takes no place in the gate; its answer counts only if the record
+is the same after computing as before. Where no verified slot can be entered, no waiting helps: that is said as a fault of its own, and in
+what the worker says it serves, so that the front refuses at once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from node_agent.engine.port import BadInput, Engine, EngineFault, Instance
 from node_agent.messages import (
     BAD_INPUT,
     NOT_LOADED,
+    NOTHING_SERVES,
     VERSION_NOT_HELD,
     Acknowledge,
     Answering,
@@ -45,6 +47,7 @@ from node_agent.store import Store
 from raftmeta.core.errors import RaftmetaError
 
 SLOTS = (0, 1)
+LOOKS = 3  # at a record whose slot was switched away meanwhile; more switches in a row do not happen
 
 
 class Bound(NamedTuple):
@@ -68,7 +71,10 @@ class _Deployment:
     def usable(self, slot: int) -> tuple[Bound, SlotRecord] | None:
         """The slot's module and record, if the slot is verified and the module is of that version."""
         bound = self.slots.get(slot)
-        record = self.arena.record(slot)
+        try:
+            record = self.arena.record(slot)
+        except ValueError:  # closed by the computing thread in between
+            return None
         if bound is None or record.state is not SlotState.VERIFIED or (record.checksum, record.version) != (bound.checksum, bound.label):
             return None
         return bound, record
@@ -80,6 +86,22 @@ class _Deployment:
         except ValueError:  # closed by the computing thread in between
             return -1
         return -1 if slot == NO_SLOT else slot
+
+    def blocked(self) -> str:
+        """Why no worker can enter a verified slot, from what the node's shared memory says now. Empty when one can."""
+        try:
+            for _ in range(LOOKS):
+                word = self.block.active()
+                if word[0] == NO_SLOT:
+                    return "no slot serves: nothing was verified since the agent started"
+                state = self.arena.record(word[0]).state
+                if state is SlotState.VERIFIED:
+                    return ""
+                if self.block.active() == word:
+                    return f"the slot that should serve, {word[0]}, is {state.value}, not verified"
+        except ValueError:  # closed by the computing thread in between
+            pass
+        return ""
 
     def close(self) -> None:
         """Give the row in the control block back. The mapping goes once no module uses it."""
@@ -98,26 +120,28 @@ class Host:
         self._store = store
         self._engines = engines
         self._deployments: dict[str, _Deployment] = {}
+        self._closed: dict[str, str] = {}  # deployments without memory to serve from, and why
 
     # --- computing thread
 
     def infer(self, call: Infer) -> Reply:
         deployment = self._deployments.get(call.deployment)
         if deployment is None:
-            return Fault(call.number, 503, NOT_LOADED, f"{call.deployment} is not loaded in this worker yet")
+            return _not_now(call, self._closed.get(call.deployment, ""), f"{call.deployment} is not loaded in this worker yet")
         try:
             slot = deployment.gate.enter()
         except Refusal as refusal:
-            return Fault(call.number, 503, NOT_LOADED, refusal.detail)
+            return _not_now(call, deployment.blocked(), refusal.detail)
         try:
             usable = deployment.usable(slot)
             if usable is not None and call.version in ("", usable[0].label):
                 return self._run(call, usable[0])
+            blocked = deployment.blocked()
         finally:
             deployment.gate.leave(slot)
         if call.version:
             return self._infer_pinned(call, deployment)
-        return Fault(call.number, 503, NOT_LOADED, f"slot {slot} of {call.deployment} is not loaded in this worker yet")
+        return _not_now(call, blocked, f"slot {slot} of {call.deployment} is not loaded in this worker yet")
 
     def _infer_pinned(self, call: Infer, deployment: _Deployment) -> Reply:
         for slot in SLOTS:
@@ -127,7 +151,8 @@ class Host:
             reply = self._run(call, usable[0])
             if deployment.usable(slot) == usable:
                 return reply
-        held = ", ".join(sorted(bound.label for bound in deployment.slots.values())) or "none"
+        usable_now = [found for slot in SLOTS if (found := deployment.usable(slot)) is not None]
+        held = ", ".join(sorted(bound.label for bound, _ in usable_now)) or "none"
         return Fault(call.number, 409, VERSION_NOT_HELD, f"no slot of this node holds version {call.version}; held: {held}")
 
     def _run(self, call: Infer, bound: Bound) -> Reply:
@@ -159,6 +184,7 @@ class Host:
         if deployment is not None and call.slot >= 0:
             deployment.slots.pop(call.slot, None)
         elif deployment is not None:
+            self._note_closed(call.deployment, "no slot serves: the memory of its versions is made anew")
             del self._deployments[call.deployment]
             deployment.slots.clear()
             gc.collect()  # modules are full of cycles, and their views keep memory that is about to be replaced
@@ -199,6 +225,8 @@ class Host:
                 slots = sorted(SLOTS, key=lambda slot: slot != hosted.active)
                 held = [(slot, hosted.arena.record(slot)) for slot in slots]
             except (Refusal, OSError) as cause:
+                if isinstance(cause, FileNotFoundError):  # anything else is this worker's trouble alone
+                    self._note_closed(name, "no slot serves: the memory of its versions is not there")
                 failed.append(f"{name}: {cause}")
                 continue
             for slot, found in held:
@@ -211,7 +239,13 @@ class Host:
 
     def served(self) -> tuple[Served, ...]:
         """Safe in any thread: looks at dictionaries that change as a whole."""
-        return tuple(_served(name, deployment) for name, deployment in sorted(self._deployments.copy().items()))
+        opened = [_served(name, deployment) for name, deployment in sorted(self._deployments.copy().items())]
+        return (*opened, *(Served(name, (), -1, blocked=why) for name, why in sorted(self._closed.copy().items())))
+
+    def _note_closed(self, name: str, why: str) -> None:
+        record = journal.read(self._store_dir)
+        known = record.deployments if record else {}
+        self._closed = {other: said for other, said in self._closed.items() if other in known} | {name: why}
 
     def _load(self, name: str, slot: int, label: str, checksum: str) -> Bound:
         deployment = self._open(name)
@@ -230,6 +264,9 @@ class Host:
             raise Refusal("not_bindable", f"slot {slot} of {name}", f"a {missing}", "none")
         if manifest.engine not in self._engines:
             raise Refusal("not_bindable", f"version {label}", f"an engine of {', '.join(self._engines)}", manifest.engine)
+        fault = self._store.version_fault(checksum, manifest)
+        if fault:
+            raise Refusal("files_changed", f"files of {label}", "those of its manifest", fault, "bind")
         views = SlotViews(deployment.arena.serving_view(slot), snapshot.layout)
         instance = self._engines[manifest.engine]().load(self._store.version_dir(checksum), views, manifest.unbound)
         instance.warm()
@@ -247,11 +284,12 @@ class Host:
             raise Refusal("not_bindable", f"deployment {name}", "one in the node's record", "none")
         found = _Deployment(self._arena_dir / known.arena, self._arena_dir / known.control_block, self._worker)
         self._deployments[name] = found
+        self._closed.pop(name, None)
         return found
 
 
 def _served(name: str, deployment: _Deployment) -> Served:
-    slots = dict(deployment.slots)
+    slots = {slot: found[0] for slot in SLOTS if (found := deployment.usable(slot)) is not None}
     bound = slots.get(deployment.active) or next(iter(slots.values()), None)
     return Served(
         deployment=name,
@@ -259,4 +297,12 @@ def _served(name: str, deployment: _Deployment) -> Served:
         active=deployment.active,
         inputs=() if bound is None else bound.instance.inputs,
         outputs=() if bound is None else bound.instance.outputs,
+        blocked=deployment.blocked(),
     )
+
+
+def _not_now(call: Infer, blocked: str, waits: str) -> Fault:
+    """No answer: for good until a switch when the node is blocked, otherwise until this worker has loaded the slot."""
+    if blocked:
+        return Fault(call.number, 503, NOTHING_SERVES, f"{call.deployment}: {blocked}")
+    return Fault(call.number, 503, NOT_LOADED, waits)

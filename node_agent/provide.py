@@ -18,12 +18,13 @@ from node_agent.fetch import INTEGRITY_MISMATCH, BlobsRotten, Cancelled, Fetcher
 from node_agent.plan import Target
 from node_agent.report import describe
 from node_agent.runtime import log
-from node_agent.store import Store, blobs_of, check_blob
+from node_agent.store import BlobMismatch, Store, blobs_of, check_blob
 from raftmeta.core import manifest as manifests
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 from raftmeta.core.manifest import Manifest
 
 _FULL = ("quota_exceeded", "disk_full")
+MAX_TRIES = 3  # of a fetch: one finds blobs that rotted, one finds the disk full
 MAX_ORIGINS = 1000  # remembered; asking once more is all that forgetting costs
 
 
@@ -50,16 +51,35 @@ class StoreProvider:
         async with self._turn:
             if cancelled():
                 raise Cancelled
-            manifest = await self._published(target)
+            return await self._fetch(target, elsewhere, cancelled)
+
+    async def ready_files(self, target: Target, cancelled: Callable[[], bool]) -> None:
+        """To be called before modules are made of a version: its files that hold no weights are verified now, mended or fetched again."""
+        async with self._turn:
+            manifest = await self.manifest(target)
             try:
-                received = await asyncio.to_thread(self._fetcher.fetch, manifest, elsewhere, cancelled)
+                await asyncio.to_thread(self._store.materialize, target.checksum, manifest)
+            except BlobMismatch as cause:
+                log.warning("files_fetched_again", version=target.label, reason=cause.detail)
+                files = {file.sha256 for file in manifest.files}
+                tensors = frozenset(tensor.sha256 for tensor in manifest.tensors)
+                await self._fetch(target, tensors - files, cancelled)
+
+    async def _fetch(self, target: Target, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
+        manifest = await self._published(target)
+        received = 0
+        for _ in range(MAX_TRIES):
+            try:
+                received += await asyncio.to_thread(self._fetcher.fetch, manifest, elsewhere, cancelled)
+                await asyncio.to_thread(self._store.materialize, target.checksum, manifest)
+                await asyncio.to_thread(self._store.sync)
+                return received
+            except BlobMismatch as cause:
+                log.warning("files_fetched_again", version=target.label, reason=cause.detail)
             except RaftmetaError as error:
                 if error.code not in _FULL or not await self._make_room(target):
                     raise
-                received = await asyncio.to_thread(self._fetcher.fetch, manifest, elsewhere, cancelled)
-            await asyncio.to_thread(self._store.materialize, target.checksum, manifest)
-            await asyncio.to_thread(self._store.sync)
-            return received
+        raise BlobsRotten(f"files of {describe(target)} changed on the disk of this node as often as they were fetched: {MAX_TRIES} times")
 
     async def discard_rotten(self, target: Target) -> None:
         manifest = await self.manifest(target)

@@ -29,6 +29,7 @@ REFUSALS: dict[str, ErrorClass] = {
     "bad_layout": ErrorClass.INVALID,
     "source_failed": ErrorClass.UNAVAILABLE,
     "vector_mismatch": ErrorClass.INTEGRITY,
+    "files_changed": ErrorClass.INTEGRITY,
     # modules
     "not_bindable": ErrorClass.INVALID,
     "outside_arena": ErrorClass.INVALID,

@@ -3,6 +3,7 @@
 A blob enters by its SHA-256 or not at all: bytes go to a temporary file, are hashed while they arrive, fsynced, read back from the disk and
 hashed again, then renamed. Partial blobs survive a restart, so a fetch resumes. Tensors are blobs of their own, weight files are never
 stored whole. `collect` removes what no kept manifest names. The quota bounds all blobs together; one agent owns the directory.
+The directory of a version holds copies of its small files, which are checked before each use: damage on one side never reaches the other.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import SHA256, Manifest, pack, path_fault, unpack
+from raftmeta.core.manifest import SHA256, FileEntry, Manifest, pack, path_fault, unpack
 from raftmeta.durable import OsDisk, read_file, write_file
 
 CHUNK = 1 << 20
@@ -111,25 +113,42 @@ class Store:
     def version_dir(self, checksum: str) -> Path:
         return self._versions / checksum
 
+    def version_fault(self, checksum: str, manifest: Manifest) -> str:
+        """Why the directory is not exactly the files of the manifest, read from the disk now; empty if it is."""
+        return _directory_fault(self.version_dir(checksum), manifest)
+
     def materialize(self, checksum: str, manifest: Manifest) -> Path:
-        """A directory with every file that holds no weights under its own name, as hard links; complete or absent."""
+        """A directory with every file that holds no weights under its own name, verified; complete or absent. One call at a time.
+
+        Raises BlobMismatch when files have to be fetched (again): the blobs that were not what they should be are gone.
+        """
         final = self.version_dir(checksum)
-        if final.is_dir():
+        if not self.version_fault(checksum, manifest):
             return final
-        building = self._versions / f".{checksum}.{os.getpid()}"
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(mode=0o750)
-        for file in manifest.files:
-            if file.role == "weights":
-                continue
-            assert path_fault(file.name) is None, file.name
-            target = building / file.name
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            os.link(self.path(file.sha256), target)
-        _sync_directory(building)
-        with suppress(FileExistsError):
+        files = _plain_files(manifest)
+        wrong = {file.sha256: file.name for file in files if not check_blob(self.path(file.sha256), file.sha256)}
+        for sha256 in wrong:
+            self.discard(sha256)
+        if wrong:
+            raise BlobMismatch("integrity", f"blobs missing or changed on the disk: {', '.join(sorted(wrong.values())[:5])} ({len(wrong)})")
+        building, old = self._versions / f".{checksum}.new", self._versions / f".{checksum}.old"
+        with _disk_errors(final):
+            for path in (building, old):
+                shutil.rmtree(path, ignore_errors=True)
+            building.mkdir(mode=0o750)
+            for file in files:
+                assert path_fault(file.name) is None, file.name
+                _copy(self.path(file.sha256), building / file.name)
+            for directory, _, _ in os.walk(building):
+                _sync_directory(Path(directory))
+            fault = _directory_fault(building, manifest)
+            if fault:
+                raise BlobMismatch("integrity", f"files of version {checksum}: the disk gave back others: {fault}")
+            if final.exists():
+                final.rename(old)
             building.rename(final)
-        _sync_directory(self._versions)
+            _sync_directory(self._versions)
+            shutil.rmtree(old, ignore_errors=True)
         return final
 
     def collect(self, keep: Iterable[str]) -> int:
@@ -169,7 +188,7 @@ class Store:
 
 
 class BlobMismatch(RaftmetaError):
-    """The bytes that arrived are not the blob's; nothing of them is kept."""
+    """Bytes that arrived, or lie on the disk, are not the blob's; nothing of them is kept."""
 
 
 class BlobWriter:
@@ -246,8 +265,44 @@ def check_blob(path: Path, sha256: str) -> bool:
     try:
         with open(path, "rb", buffering=0) as file:
             return _read_back(file.fileno()) == sha256
-    except FileNotFoundError:
+    except OSError as cause:
+        if cause.errno not in (errno.ENOENT, errno.EIO):  # EIO: the disk itself knows that it lost them
+            raise
         return False
+
+
+def _plain_files(manifest: Manifest) -> list[FileEntry]:
+    return [file for file in manifest.files if file.role != "weights"]
+
+
+def _directory_fault(directory: Path, manifest: Manifest) -> str:
+    """The first difference; files that no manifest names count, because a library may pick them up."""
+    if not directory.is_dir():
+        return "no directory"
+    wanted = {file.name: file.sha256 for file in _plain_files(manifest)}
+    found = {
+        path.relative_to(directory).as_posix(): path.lstat() for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()
+    }
+    different = sorted(wanted.keys() ^ found.keys())
+    if different:
+        return f"{different[0]!r} is {'missing' if different[0] in wanted else 'in no manifest'}"
+    for name, sha256 in wanted.items():
+        if not stat.S_ISREG(found[name].st_mode) or found[name].st_nlink != 1:
+            return f"{name!r} is not a file of its own"
+        if not check_blob(directory / name, sha256):
+            return f"{name!r} has other bytes"
+    return ""
+
+
+def _copy(blob: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+    shutil.copyfile(blob, target)
+    fd = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o440)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _read_back(fd: int) -> str:

@@ -64,6 +64,9 @@ class Provider(Protocol):
 
     async def manifest(self, target: Target) -> Manifest: ...
 
+    async def ready_files(self, target: Target, cancelled: Callable[[], bool]) -> None:
+        """The files that modules are made of are verified now. Raises as `fetch` does, or BlobsRotten."""
+
     async def discard_rotten(self, target: Target) -> None:
         """Throw out blobs of the version that are no longer what they were. Raises BlobsRotten when there were any."""
 
@@ -103,6 +106,7 @@ class Tender:
         self._tries = 0
         self._ready = False
         self._cancel = threading.Event()  # set while a fetch runs: stop it
+        self._readying = False  # files are being written: `_cancel` stops it, nothing else may
         self._step: Step | None = None
         self._taking: asyncio.Task[None] | None = None
         self.idle = False  # the last look found nothing to do for the goal of now
@@ -120,7 +124,7 @@ class Tender:
         self._tries = 0
         if self._step is not None and not _wants(goal, self._step.target):
             self._cancel.set()
-            if isinstance(self._step, Warm | AwaitWorkers) and self._taking is not None:
+            if isinstance(self._step, Warm | AwaitWorkers) and self._taking is not None and not self._readying:
                 self._taking.cancel()  # waits for workers, perhaps long; nothing is left half done
         self._wake.set()
 
@@ -223,8 +227,7 @@ class Tender:
             case Verify():
                 await asyncio.to_thread(self.station.verify, step.target, step.slot, _change_id(goal))
             case Warm():
-                await self._means.crew.load(goal.deployment, step.slot, step.target)
-                self.station.note_warm(step.slot, _change_id(goal))
+                await self._warm(step, goal)
             case SwitchTo():
                 await self._switch(step, goal)
             case AwaitWorkers():
@@ -263,6 +266,18 @@ class Tender:
         if change is not None:
             await asyncio.to_thread(self.station.remember, change=msgspec.structs.replace(change, counters=counters))
         log.info("staged", deployment=goal.deployment, version=step.target.label, slot=step.slot, **report.counters(counters))
+
+    async def _warm(self, step: Warm, goal: Goal) -> None:
+        self._cancel.clear()
+        self._readying = True
+        try:
+            await self._means.provider.ready_files(step.target, self._cancel.is_set)
+        finally:
+            self._readying = False
+        if self._cancel.is_set():
+            raise Cancelled
+        await self._means.crew.load(goal.deployment, step.slot, step.target)
+        self.station.note_warm(step.slot, _change_id(goal))
 
     async def _switch(self, step: SwitchTo, goal: Goal) -> None:
         done = await asyncio.to_thread(self.station.switch, step.target, step.slot, step.order, self._seen_ns[1])
@@ -322,7 +337,7 @@ def failure_of(cause: Exception) -> Failure:
         case FetchFailed():
             return Failure(cause.code, cause.detail, False)  # the fetch had its own tries
         case CallFailed():
-            return Failure(cause.fault.code, cause.fault.detail, False)
+            return Failure(cause.fault.code, cause.fault.detail, cause.fault.code == "files_changed")  # the next try mends them
         case RaftmetaError():
             return Failure(cause.code, cause.detail, cause.info.error_class is ErrorClass.UNAVAILABLE)
         case BlobsRotten():

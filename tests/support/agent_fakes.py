@@ -60,6 +60,8 @@ class FakeProvider:
         self.fetched: list[str] = []
         self.refuse: Exception | None = None
         self.rotten = False
+        self.readied: list[str] = []
+        self.not_ready: Exception | None = None
         self.block: asyncio.Event | None = None
         self.cancelled = 0
 
@@ -78,6 +80,11 @@ class FakeProvider:
 
     async def manifest(self, target: Target) -> Manifest:
         return self.versions[target.label].manifest
+
+    async def ready_files(self, target: Target, cancelled: Callable[[], bool]) -> None:
+        if self.not_ready is not None:
+            raise self.not_ready
+        self.readied.append(target.label)
 
     async def discard_rotten(self, target: Target) -> None:
         if self.rotten:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from node_agent.binding import SlotViews
+from node_agent.config import AgentConfig
 from node_agent.engine.port import BadInput, EngineFault
 from node_agent.host import Host
 from node_agent.messages import (
@@ -26,9 +28,12 @@ from node_agent.messages import (
     Tensor,
     TensorSpec,
 )
+from node_agent.peers import Peer
 from node_agent.plan import Order
 from node_agent.refusal import Refusal
+from node_agent.runtime import Runtime
 from node_agent.station import Station
+from node_agent.worker import Worker
 from tests.support.agent_memory import NodeMemory
 from tests.support.small_version import Version, make_version
 
@@ -135,7 +140,8 @@ def test_the_answer_carries_the_label_of_the_slot_that_computed_it(scene: Scene)
 def test_nothing_is_answered_before_the_first_switch_although_slots_are_loaded(scene: Scene) -> None:
     scene.stage(1, 0)
     scene.load(1, 0)
-    assert code(scene.infer()) == "not_loaded"
+    assert code(scene.infer()) == "nothing_serves"
+    assert "no slot serves" in scene.host.served()[0].blocked
     assert code(scene.host.acknowledge(Acknowledge(1, "search"))) == "not_loaded"
 
 
@@ -145,6 +151,7 @@ def test_an_active_slot_that_is_not_loaded_here_is_not_answered_from(scene: Scen
     scene.load(2, 1)
     scene.switch(1, 0, 5)
     assert code(scene.infer()) == "not_loaded"
+    assert scene.host.served()[0].blocked == "", "this worker has to load it, nothing is wrong with the node"
     scene.load(1, 0)
     assert answer(scene.infer()) == ("1.0.0", b"1")
 
@@ -156,10 +163,83 @@ def test_a_slot_whose_record_no_longer_says_verified_does_not_serve(scene: Scene
     arena = scene.station._arena
     assert arena is not None
     arena.mark_dirty(0, arena.record(0))  # the same version, about to be written again
-    assert code(scene.infer()) == "not_loaded"
-    assert code(scene.infer("1.0.0")) == "version_not_held"
+    assert code(scene.infer()) == "nothing_serves"
+    refused = scene.infer("1.0.0")
+    assert code(refused) == "version_not_held"
+    assert isinstance(refused, Fault) and refused.detail.endswith("held: none")
     arena.mark_empty(0)
-    assert code(scene.infer()) == "not_loaded"
+    assert code(scene.infer()) == "nothing_serves"
+    served = scene.host.served()[0]
+    assert (served.slots, served.blocked) == ((), "the slot that should serve, 0, is empty, not verified")
+
+
+def test_a_slot_that_was_taken_away_is_served_from_the_other_one_after_the_switch(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    scene.switch(1, 0, 5)
+    arena = scene.station._arena
+    assert arena is not None
+    arena.mark_empty(0)
+    scene.stage(1, 1)
+    scene.load(1, 1)
+    assert scene.host.served()[0].blocked, "loaded, but nobody switched to it"
+    assert answer(scene.infer("1.0.0")) == ("1.0.0", b"1"), "who asks for it by name may have it"
+    scene.switch(1, 1, 5)
+    assert scene.host.served()[0].blocked == ""
+    assert answer(scene.infer()) == ("1.0.0", b"1")
+
+
+def test_a_deployment_whose_memory_is_gone_is_said_to_serve_nothing_until_it_is_loaded_again(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.switch(1, 0, 5)
+    path = scene.station._arena_path
+    path.rename(path.with_suffix(".away"))
+    again = scene.fresh_host(worker=1)
+    assert len(again.load_all()) == 1
+    assert "no slot serves" in again.served()[0].blocked
+    assert code(again.infer(Infer(1, "search", "", (), ()))) == "nothing_serves"
+    path.with_suffix(".away").rename(path)
+    target = scene.versions[1].target
+    assert isinstance(again.load(Load(1, "search", 0, target.label, target.checksum)), Loaded)
+    assert [item.blocked for item in again.served()] == [""]
+    FakeEngine.made.clear()
+    again.close()
+
+
+def test_a_worker_tells_by_itself_that_the_slot_that_serves_was_taken_away_and_that_one_serves_again(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    scene.switch(1, 0, 5)
+    arena = scene.station._arena
+    assert arena is not None
+
+    async def work() -> None:
+        values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": scene.memory.root}
+        runtime = Runtime(AgentConfig(**values), "boot-1", 8100)  # type: ignore[arg-type]
+        runtime.run_dir.mkdir(parents=True, exist_ok=True)
+        running = asyncio.create_task(Worker(0, scene.host).run(runtime))
+        peer = Peer(runtime.worker_socket(0), lambda: None)
+        keeping = asyncio.create_task(peer.keep_connected())
+
+        async def until(holds: Callable[[], bool]) -> None:
+            async with asyncio.timeout(10):
+                while not holds():
+                    await asyncio.sleep(0.005)
+
+        await until(lambda: bool(peer.served) and bool(peer.served[0].slots))
+        arena.mark_empty(0)  # and nobody says so
+        await until(lambda: "is empty, not verified" in peer.served[0].blocked)
+        scene.stage(1, 1)
+        scene.load(1, 1)
+        scene.switch(1, 1, 5)
+        await until(lambda: peer.served[0].blocked == "" and peer.served[0].active == 1)
+        FakeEngine.made.clear()
+        runtime.stopping.set()
+        await running
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(work(), 30))
 
 
 def test_a_pinned_version_is_served_from_the_slot_that_holds_it_and_refused_otherwise(scene: Scene) -> None:
@@ -201,7 +281,8 @@ def test_releasing_the_deployment_gives_the_memory_back_and_it_can_be_loaded_aga
     scene.load(1, 0)
     scene.switch(1, 0, 5)
     assert isinstance(scene.host.release(Release(1, "search", -1)), Done)
-    assert scene.host.served() == ()
+    assert [(item.slots, item.active, bool(item.blocked)) for item in scene.host.served()] == [((), -1, True)]
+    assert code(scene.infer()) == "nothing_serves"
     assert scene.station.block.attached() == ()
     assert isinstance(scene.load(1, 0), Loaded)
     assert answer(scene.infer()) == ("1.0.0", b"1")
@@ -277,3 +358,23 @@ def test_a_restarted_worker_loads_what_the_record_and_the_slots_say_by_itself(sc
     assert served.active == 1
     FakeEngine.made.clear()
     again.close()
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "planted"])
+def test_no_module_is_made_of_files_that_are_not_those_of_the_manifest(scene: Scene, damage: str) -> None:
+    scene.stage(1, 0)
+    directory = scene.memory.store.version_dir(scene.versions[1].target.checksum)
+    config = directory / "config.json"
+    data = config.read_bytes()
+    if damage == "changed":
+        config.chmod(0o640)
+        config.write_bytes(data[:-1] + b"]")
+    elif damage == "missing":
+        config.unlink()
+    else:
+        (directory / "tokenizer.json").write_bytes(b"{}")
+    reply = scene.load(1, 0)
+    assert isinstance(reply, Fault) and reply.code == "files_changed", reply
+    assert not FakeEngine.made
+    scene.memory.store.materialize(scene.versions[1].target.checksum, scene.versions[1].manifest)
+    assert isinstance(scene.load(1, 0), Loaded)

@@ -15,7 +15,7 @@ import pytest
 from node_agent.fetch import BlobsRotten, Cancelled, Fetcher, FetchFailed, Patience
 from node_agent.provide import StoreProvider
 from node_agent.sources import opener
-from node_agent.store import Store, blobs_of
+from node_agent.store import Store, blobs_of, check_blob
 from raftmeta.core.errors import RaftmetaError
 from tests.support.small_version import Version, make_version
 
@@ -218,5 +218,56 @@ def test_without_the_control_plane_the_stored_manifest_serves(tmp_path: Path, ve
         scene.plane.refuse = RaftmetaError("not_found", "no such version")
         with pytest.raises(RaftmetaError, match="no such version"):
             await scene.fetch(version)
+
+    run(work)
+
+
+@pytest.mark.parametrize("rotten", [("blob",), ("directory",), ("blob", "directory")])
+def test_a_file_that_rotted_is_right_again_before_it_is_used(tmp_path: Path, version: Version, rotten: tuple[str, ...]) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        await scene.fetch(version)
+        file = next(item for item in version.manifest.files if item.role != "weights")
+        kept = scene.store.version_dir(version.target.checksum) / file.name
+        for path in [scene.store.path(file.sha256)] * ("blob" in rotten) + [kept] * ("directory" in rotten):
+            path.chmod(0o640)
+            path.write_bytes(b"?" * file.size_bytes)
+        await scene.provider.ready_files(version.target, lambda: False)
+        assert kept.read_bytes() == (version.directory / file.name).read_bytes()
+        if rotten == ("blob", "directory"):
+            assert check_blob(scene.store.path(file.sha256), file.sha256)
+
+    run(work)
+
+
+def test_a_file_that_rotted_and_that_no_source_has_is_refused(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        await scene.fetch(version)
+        file = next(item for item in version.manifest.files if item.role != "weights")
+        for path in (scene.store.path(file.sha256), scene.store.version_dir(version.target.checksum) / file.name):
+            path.chmod(0o640)
+            path.write_bytes(b"?" * file.size_bytes)
+        (version.directory / file.name).unlink()
+        with pytest.raises(FetchFailed) as failed:
+            await scene.provider.ready_files(version.target, lambda: False)
+        assert failed.value.code == "source_unavailable"
+
+    run(work)
+
+
+def test_another_version_that_shares_a_file_which_rotted_fetches_it_again(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+        await scene.fetch(version)
+        file = next(item for item in version.manifest.files if item.role != "weights")
+        path = scene.store.path(file.sha256)
+        path.chmod(0o640)
+        path.write_bytes(b"?" * file.size_bytes)
+        other = make_version(tmp_path / "v2", "1.0.0", TENSORS | {"c": b"c" * 10})
+        assert next(item for item in other.manifest.files if item.role != "weights") == file
+        scene.plane.manifests["1.0.0"] = msgspec.to_builtins(other.manifest)
+        assert await scene.fetch(other) == 10 + file.size_bytes
+        assert scene.store.version_fault(other.target.checksum, other.manifest) == ""
 
     run(work)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ def test_more_than_the_disk_has_is_refused_with_the_numbers(tmp_path: Path) -> N
     assert refused.value.code == "disk_full"
 
 
-def test_a_version_directory_links_files_under_their_names_and_leaves_weights_out(store: Store, tmp_path: Path) -> None:
+def test_a_version_directory_has_files_under_their_names_and_leaves_weights_out(store: Store, tmp_path: Path) -> None:
     version = make_version(tmp_path / "v1", "1.0.0", {"a": b"a" * 10})
     put(store, (version.directory / "config.json").read_bytes())
     directory = store.materialize(version.target.checksum, version.manifest)
@@ -124,9 +125,62 @@ def test_a_version_directory_links_files_under_their_names_and_leaves_weights_ou
 
 def test_a_version_directory_is_complete_or_absent(store: Store, tmp_path: Path) -> None:
     version = make_version(tmp_path / "v1", "1.0.0", {"a": b"a" * 10})
-    with pytest.raises(OSError):
+    with pytest.raises(BlobMismatch, match=r"config\.json"):
         store.materialize(version.target.checksum, version.manifest)
     assert not store.version_dir(version.target.checksum).exists()
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o640)
+    path.write_bytes(data)
+
+
+def test_a_version_directory_shares_no_bytes_with_the_blobs(store: Store, tmp_path: Path) -> None:
+    version = make_version(tmp_path / "v1", "1.0.0", {"a": b"a" * 10})
+    sha256 = put(store, (version.directory / "config.json").read_bytes())
+    file = store.materialize(version.target.checksum, version.manifest) / "config.json"
+    damage(store.path(sha256))
+    assert store.version_fault(version.target.checksum, version.manifest) == ""
+    store.discard(sha256)
+    put(store, (version.directory / "config.json").read_bytes())
+    damage(file)
+    assert check_blob(store.path(sha256), sha256)
+    file.unlink()
+    os.link(store.path(sha256), file)
+    assert "not a file of its own" in store.version_fault(version.target.checksum, version.manifest)
+
+
+@pytest.mark.parametrize("what", ["file", "planted", "link", "gone"])
+def test_a_version_directory_that_changed_is_made_anew(store: Store, tmp_path: Path, what: str) -> None:
+    version = make_version(tmp_path / "v1", "1.0.0", {"a": b"a" * 10})
+    right = (version.directory / "config.json").read_bytes()
+    put(store, right)
+    directory = store.materialize(version.target.checksum, version.manifest)
+    if what == "file":
+        damage(directory / "config.json")
+    elif what == "planted":
+        (directory / "tokenizer.json").write_bytes(b"{}")
+    else:
+        (directory / "config.json").unlink()
+    if what == "link":
+        (directory / "config.json").symlink_to(version.directory / "config.json")
+    assert store.version_fault(version.target.checksum, version.manifest)
+    assert store.materialize(version.target.checksum, version.manifest) == directory
+    assert [(path.name, path.is_symlink(), path.read_bytes()) for path in directory.iterdir()] == [("config.json", False, right)]
+    assert [path.name for path in directory.parent.iterdir()] == [version.target.checksum], "nothing else is left"
+
+
+def test_a_version_directory_is_never_made_of_a_blob_that_rotted(store: Store, tmp_path: Path) -> None:
+    version = make_version(tmp_path / "v1", "1.0.0", {"a": b"a" * 10})
+    right = (version.directory / "config.json").read_bytes()
+    sha256 = put(store, right)
+    damage(store.path(sha256))
+    with pytest.raises(BlobMismatch):
+        store.materialize(version.target.checksum, version.manifest)
+    assert not store.version_dir(version.target.checksum).exists()
+    assert not store.has(sha256, len(right)), "it is fetched again"
 
 
 def test_collecting_removes_what_no_kept_version_names_and_nothing_else(store: Store, tmp_path: Path) -> None:

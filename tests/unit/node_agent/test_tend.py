@@ -394,3 +394,34 @@ def test_an_unreachable_control_plane_delays_an_attestation_and_a_refusal_ends_i
 def test_every_kind_of_trouble_has_a_failure_class(cause: Exception, code: str, passing: bool) -> None:
     failure = failure_of(cause)
     assert (failure.code, failure.passing) == (code, passing)
+
+
+def test_files_are_verified_before_workers_make_modules_of_them(scene: Scene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        assert scene.provider.readied == ["1.0.0"]
+        await scene.roll(1, 2)
+        assert scene.provider.readied == ["1.0.0", "2.0.0"]
+        scene.provider.not_ready = FetchFailed("source_unavailable", "vocab.txt rotted and nobody has it")
+        loads = list(scene.crew.loads)
+        change = Change("r-9", Phase.SYNCING, scene.target(3), Stage.PREPARED)
+        look = await scene.rest(scene.goal(2, change))
+        assert (scene.last()["stage"], scene.last()["code"]) == ("failed", "source_unavailable")
+        assert scene.crew.loads == loads and look.ready, "what serves goes on"
+
+    run(work)
+
+
+def test_files_that_a_worker_finds_changed_are_mended_and_tried_again(scene: Scene) -> None:
+    async def work() -> None:
+        fault = Fault(1, 409, "files_changed", "vocab.txt has other bytes")
+        assert failure_of(CallFailed(fault)).passing
+        scene.crew.refuse = CallFailed(fault)
+        change = Change("r-1", Phase.SYNCING, scene.target(1), Stage.PREPARED)
+        await scene.rest(scene.goal(None, change), lambda look: len(scene.crew.loads) > 1)
+        scene.crew.refuse = None
+        await scene.rest(scene.goal(None, change))
+        assert scene.last()["stage"] == "ready"
+        assert len(scene.provider.readied) == len(scene.crew.loads) > 2
+
+    run(work)
