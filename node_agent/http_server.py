@@ -1,8 +1,9 @@
 """The front's listener: uvicorn on a socket that the supervisor holds, with the limits that uvicorn leaves out.
 
 The supervisor keeps the listening socket, so while a front restarts new connections wait instead of being refused. A connection that does
-not bring a whole request head in time is closed: otherwise a few slow senders could hold every connection. Stopping means: not ready for
-`drain_s`, then no new connections, then the requests in flight end.
+not bring a whole request head in time is closed, and one whose body comes too slowly: otherwise a few slow senders could hold every
+connection, also of requests that were answered before their body ended. Stopping means: not ready for `drain_s`, then no new connections,
+then the requests in flight end.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from node_agent.front import Front
 from node_agent.runtime import Runtime, log
 
 
-class HeadLimits(NamedTuple):
-    seconds: float = 10.0  # from connecting, or from the first byte of a later request, to the end of its head
-    max_bytes: int = 64 << 10
+class ReadLimits(NamedTuple):
+    head_s: float = 10.0  # from connecting, or from the first byte of a later request, to the end of its head
+    head_bytes: int = 64 << 10
+    body_s: float = 10.0  # grace for a body, to which its bytes add time
+    body_bytes_per_s: int = 16 << 10  # slower than this is no client
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Closes connections whose request head is late or large. Idle ones after an answer are uvicorn's own business."""
+    """Closes connections whose head is late or large, or whose body is late. Idle ones after an answer are uvicorn's own business."""
 
-    limits = HeadLimits()
+    limits = ReadLimits()
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _body_timer: asyncio.TimerHandle | None = None
+    _body_since = 0.0
+    _body_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -40,7 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > self.limits.max_bytes and not self.transport.is_closing():
+        if self._head_timer is not None and self._head_bytes > self.limits.head_bytes and not self.transport.is_closing():
             self.transport.abort()
 
     def on_message_begin(self) -> None:
@@ -50,15 +56,26 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._disarm()
         self._head_bytes = 0
+        self._body_since, self._body_bytes = self.loop.time(), 0
+        self._arm_body(self.limits.body_s)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._disarm_body()
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._disarm_body()
         super().connection_lost(exc)
 
     def _arm(self) -> None:
         self._disarm()
-        self._head_timer = self.loop.call_later(self.limits.seconds, self._head_is_late)
+        self._head_timer = self.loop.call_later(self.limits.head_s, self._head_is_late)
 
     def _disarm(self) -> None:
         if self._head_timer is not None:
@@ -70,6 +87,29 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.abort()
 
+    def _arm_body(self, seconds: float) -> None:
+        self._disarm_body()
+        self._body_timer = self.loop.call_later(seconds, self._look_at_body)
+
+    def _disarm_body(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
+    def _look_at_body(self) -> None:
+        """At the end of the time that the body's bytes have earned so far."""
+        self._body_timer = None
+        if self.transport.is_closing():
+            return
+        earned_s = self._body_bytes / self.limits.body_bytes_per_s
+        if self.flow.read_paused:  # it is we who do not read
+            self._body_since = self.loop.time() - earned_s
+        rest_s = self._body_since + self.limits.body_s + earned_s - self.loop.time()
+        if rest_s > 0:
+            self._arm_body(rest_s)
+        else:
+            self.transport.abort()
+
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
@@ -78,14 +118,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def run(runtime: Runtime, listener: socket.socket, limits: HeadLimits | None = None) -> None:
+async def run(runtime: Runtime, listener: socket.socket, limits: ReadLimits | None = None) -> None:
     """Serve until the runtime stops, then drain."""
     config = runtime.config
     front = Front(runtime)
     server = _Server(
         uvicorn.Config(
             front,
-            http=type("Protocol", (LimitedProtocol,), {"limits": limits or HeadLimits()}),
+            http=type("Protocol", (LimitedProtocol,), {"limits": limits or ReadLimits()}),
             ws="none",
             lifespan="off",
             interface="asgi3",

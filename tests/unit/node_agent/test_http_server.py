@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ import pytest
 
 from node_agent import http_server
 from node_agent.config import AgentConfig
-from node_agent.http_server import HeadLimits
+from node_agent.http_server import ReadLimits
+from node_agent.journal import DeploymentRecord, Journal
+from node_agent.plan import Target
 from node_agent.runtime import Runtime
+from raftmeta.core.types import SideName
 from tests.support.certificates import TestAuthority
 
-LIMITS = HeadLimits(seconds=0.2, max_bytes=2000)
+LIMITS = ReadLimits(head_s=0.2, head_bytes=2000, body_s=0.2)
 
 
 class Listening:
-    def __init__(self, root: Path, limits: HeadLimits = LIMITS, **settings: Any) -> None:
+    def __init__(self, root: Path, limits: ReadLimits = LIMITS, **settings: Any) -> None:
         self.limits = limits
         values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": root, "drain_s": 0.1}
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -37,6 +41,11 @@ class Listening:
     async def __aexit__(self, *_: object) -> None:
         self.runtime.stopping.set()
         await asyncio.wait_for(self.task, 10)
+
+    def serves(self, name: str) -> None:
+        pin = Target("encoder", "1.0.0", "a" * 64, "b" * 64)
+        record = DeploymentRecord(name, "encoder", SideName.PRIMARY, "x.arena", "x.control", pin=pin)
+        Journal(self.runtime.config.store_dir, "n1").put(record)
 
     async def talk(self, data: bytes, pieces: int = 1) -> bytes:
         """What comes back until the other side closes, when the bytes are sent in pieces."""
@@ -84,7 +93,43 @@ def test_a_head_without_end_is_cut(tmp_path: Path) -> None:
     async def work(listening: Listening) -> None:
         assert await listening.talk(b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 100_000) == b""
 
-    run(tmp_path, work, limits=HeadLimits(seconds=60, max_bytes=2000))
+    run(tmp_path, work, limits=ReadLimits(head_s=60, head_bytes=2000))
+
+
+@pytest.mark.parametrize("request_line", [b"POST /v2/models/search/infer", b"GET /livez"])
+@pytest.mark.parametrize("pieces", [1, 60])
+def test_a_body_that_stalls_or_trickles_is_cut_while_others_are_served(tmp_path: Path, request_line: bytes, pieces: int) -> None:
+    head = request_line + b" HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n7fffffff\r\n"
+
+    async def work(listening: Listening) -> None:
+        listening.serves("search")
+        reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+        writer.write(head)
+        ended = asyncio.create_task(reader.read())
+        with suppress(ConnectionError):
+            for _ in range(pieces if pieces > 1 else 0):
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+                if ended.done():
+                    break
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"http://127.0.0.1:{listening.port}/livez")).status_code == 200
+        with suppress(ConnectionError):
+            await asyncio.wait_for(ended, 3)  # far below the request's deadline and the time an idle connection may stay
+        writer.close()
+
+    run(tmp_path, work)
+
+
+def test_a_slow_body_may_take_the_time_that_its_bytes_earn(tmp_path: Path) -> None:
+    head = b"POST /v2/models/search/infer HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 200\r\n\r\n"
+
+    async def work(listening: Listening) -> None:
+        listening.serves("search")
+        assert (await listening.talk(head + b" " * 200, pieces=40)).startswith(b"HTTP/1.1 400"), "it was read to its end"
+
+    run(tmp_path, work, limits=ReadLimits(head_s=5, body_s=0.1, body_bytes_per_s=10))
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01\x00", b"\0" * 64, b"SSH-2.0-x\r\n", b"GET\r\n\r\n"])
