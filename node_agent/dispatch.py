@@ -2,7 +2,8 @@
 
 One bounded queue in order of arrival; the head goes to the connected worker with the fewest outstanding requests that has the deployment
 loaded and room. A request whose worker goes away is put back at the head once; the second loss ends it. Every request has a deadline and
-ends by it. A request is never in two places: it waits, or one worker has it, or it has an answer.
+ends by it; it ends at once when a worker says that nothing on the node can serve it. A request is never in two places: it waits, or one
+worker has it, or it has an answer.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from node_agent.ipc import CallFailed, ConnectionLost
-from node_agent.messages import NOT_LOADED, Infer, Inferred, Numbered, Reply, Served, Tensor
+from node_agent.messages import NOT_LOADED, NOTHING_SERVES, Infer, Inferred, Numbered, Reply, Served, Tensor
 from node_agent.serve import ServeError
 
 MAX_REPLAYS = 1
+NOTHING_SERVES_RETRY_S = 5  # of a client, while the node stages a version again
 NOT_LOADED_WAIT_S = 0.05  # a worker that came back binds its slots within seconds; ask again this often
 
 
@@ -140,7 +142,8 @@ class Dispatcher:
             if failure.fault.code == NOT_LOADED:
                 self._again(job, NOT_LOADED_WAIT_S)
             else:
-                job.fail(ServeError(failure.fault.status, failure.fault.detail))
+                retry_s = NOTHING_SERVES_RETRY_S if failure.fault.code == NOTHING_SERVES else 0
+                job.fail(ServeError(failure.fault.status, failure.fault.detail, retry_s))
         except ValueError as cause:
             job.fail(ServeError(413, str(cause)))
         else:

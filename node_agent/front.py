@@ -1,9 +1,9 @@
 """The front process: the HTTP face of a node.
 
-It serves the Open Inference Protocol, passes questions about the node on to control, and makes one metrics page of the whole tree. It holds
-no model and no decision: what serves is in the workers, what should serve is in the node's record, so a crash of either neighbour leaves it
-answering. It is ready when every deployment of the node has its committed version verified and serving; a node that was never given
-anything is alive and not ready, and says why.
+It serves the Open Inference Protocol, passes questions about the node on to control, and makes one metrics page of the whole tree. It
+holds no model and no decision: what serves is in the workers, what should serve is in the node's record, so a crash of either neighbour
+leaves it answering. It is ready when every deployment of the node has its committed version verified and serving, which the workers say
+from the shared memory: control may be dead meanwhile. A node that was never given anything is alive and not ready, and says why.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from node_agent import metrics, serve
-from node_agent.dispatch import Dispatcher, Job
+from node_agent.dispatch import NOTHING_SERVES_RETRY_S, Dispatcher, Job
 from node_agent.ipc import CallFailed, ConnectionLost
 from node_agent.journal import DeploymentRecord, Follower
 from node_agent.messages import Family, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered, Served
@@ -138,6 +138,9 @@ class Front:
             request = serve.parse_infer(body, self._config.body_limit_bytes)
             if known.pin is None and not self._serving(route.model):
                 raise ServeError(503, f"{route.model} has no version on this node yet", retry_after_s=5)
+            blocked = self._blocked(route.model)
+            if blocked and not route.version:  # a pinned version may be in the other slot: the worker looks
+                raise ServeError(503, f"{route.model}: {blocked}", NOTHING_SERVES_RETRY_S)
             result = await self._dispatcher.infer(Job(route.model, route.version, request.inputs, request.outputs, deadline))
             status = 200
         except ServeError as error:
@@ -188,11 +191,16 @@ class Front:
     def _serving(self, model: str) -> bool:
         return any(slot.slot == item.active for item in self._served(model) for slot in item.slots)
 
+    def _blocked(self, model: str) -> str:
+        """Why no slot of the node can be entered, as far as the workers say. Empty when one can, or only workers are missing."""
+        said = [item.blocked for item in self._served(model)]
+        return said[0] if said and all(said) else ""
+
     def _why_not(self, record: DeploymentRecord) -> str:
         if record.behind:
             return "the committed version is not verified on this node yet"
         if not self._serving(record.name):
-            return "no version was activated yet" if record.pin is None else "no worker serves it yet"
+            return "no version was activated yet" if record.pin is None else self._blocked(record.name) or "no worker serves it yet"
         return ""
 
     def _model(self, route: serve.Route) -> Answer:

@@ -69,6 +69,7 @@ class Fault(Reply, frozen=True, tag="fault"):
 
 
 NOT_LOADED = "not_loaded"  # this worker has no module for the active slot yet; ask again soon
+NOTHING_SERVES = "nothing_serves"  # no verified slot can be entered on this node, by no worker; it ends by a switch, not by waiting
 VERSION_NOT_HELD = "version_not_held"  # no slot of this node holds the asked version, verified and warm
 BAD_INPUT = "bad_input"  # the tensors do not fit the model
 
@@ -85,10 +86,11 @@ class Served(msgspec.Struct, frozen=True):
     """One deployment in one worker."""
 
     deployment: str
-    slots: tuple[SlotServed, ...]  # bound and warm, active or not
+    slots: tuple[SlotServed, ...]  # verified, bound and warm, active or not
     active: int  # slot that answers, -1 when none does
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    blocked: str = ""  # why no slot may be entered, whoever asks; "" also while only this worker has not loaded it yet
 
 
 class WorkerState(Push, frozen=True, tag="worker_state"):

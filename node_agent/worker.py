@@ -1,7 +1,8 @@
 """The worker process: one model instance per slot, one computing thread, one loading thread, one socket.
 
-Requests are computed in order of arrival by the computing thread; everything that must not meet a request half way (acknowledging a switch,
-forgetting a slot) goes through the same thread. Whatever changes in what it serves is pushed to everyone connected. It needs neither
+Requests are computed in order of arrival by the computing thread; everything that must not meet a request half way (acknowledging a
+switch, forgetting a slot) goes through the same thread. Whatever changes in what it serves is pushed to everyone connected, also when
+nobody told it: it looks at the shared memory by itself, because whoever takes a slot away may die before saying so. It needs neither
 control nor the front to come back after a crash: the node's record and the arena say what to load.
 """
 
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from node_agent.host import Host
 from node_agent.ipc import Server
 from node_agent.messages import (
+    NOTHING_SERVES,
     Acknowledge,
     Fault,
     GetMetrics,
@@ -31,6 +33,7 @@ from node_agent.metrics import Meter
 from node_agent.runtime import Runtime, log
 
 BEAT_S = 1.0
+WATCH_S = 0.1  # between looks at the slots' records; each takes some tens of microseconds
 
 
 class Worker:
@@ -44,6 +47,7 @@ class Worker:
         self._seconds = self._meter.seconds("compute_seconds", "Time in the module and tokenizer", ("worker", "deployment"))
         self._memory = self._meter.gauge("worker_private_bytes", "Anonymous memory of the process, without the arena", ("worker",))
         self._server = Server(self._answer, self._state)
+        self._announced: WorkerState | None = None
 
     async def run(self, runtime: Runtime) -> None:
         loop = asyncio.get_running_loop()
@@ -51,6 +55,7 @@ class Worker:
         for fault in await loop.run_in_executor(self._loading, self._host.load_all):
             log.warning("slot_not_loaded", worker=self._index, reason=fault)
         self._announce()
+        watching = asyncio.create_task(self._watch())
         log.info("worker_serves", worker=self._index, deployments=[item.deployment for item in self._host.served()])
         while not runtime.stopping.is_set():
             await loop.run_in_executor(self._compute, self._host.beat)
@@ -59,6 +64,7 @@ class Worker:
                     await runtime.stopping.wait()
             except TimeoutError:
                 pass
+        watching.cancel()
         await self._server.stop()
         self._loading.shutdown(cancel_futures=True)
         await loop.run_in_executor(self._compute, self._host.close)
@@ -86,6 +92,8 @@ class Worker:
             reply = await asyncio.get_running_loop().run_in_executor(self._compute, self._host.infer, call)
         outcome = "ok" if isinstance(reply, Inferred) else reply.code if isinstance(reply, Fault) else "other"
         self._requests.labels(*labels, outcome).inc()
+        if outcome == NOTHING_SERVES:
+            self._announce_change()  # before the answer: whoever asks for readiness after it hears the same
         return reply
 
     async def _then_announce(self, pool: ThreadPoolExecutor, work: Callable[[], Reply]) -> Reply:
@@ -93,8 +101,18 @@ class Worker:
         self._announce()
         return reply
 
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._announce_change()
+
+    def _announce_change(self) -> None:
+        if self._state() != self._announced:
+            self._announce()
+
     def _announce(self) -> None:
-        self._server.push(self._state())
+        self._announced = self._state()
+        self._server.push(self._announced)
 
     def _state(self) -> WorkerState:
         return WorkerState(self._index, os.getpid(), self._host.served())

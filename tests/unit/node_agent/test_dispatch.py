@@ -9,7 +9,7 @@ import pytest
 
 from node_agent.dispatch import Dispatcher, Job
 from node_agent.ipc import CallFailed, ConnectionLost
-from node_agent.messages import BAD_INPUT, NOT_LOADED, Fault, Infer, Inferred, Numbered, Reply, Served, SlotServed
+from node_agent.messages import BAD_INPUT, NOT_LOADED, NOTHING_SERVES, Fault, Infer, Inferred, Numbered, Reply, Served, SlotServed
 from node_agent.serve import ServeError
 
 SERVED = (Served("search", (SlotServed(0, "1.0.0", "c"),), 0),)
@@ -202,6 +202,20 @@ def test_a_worker_that_has_not_loaded_the_slot_yet_is_asked_again_without_using_
         worker.answer()
         await task
         assert of.replays == 0
+
+    run(work)
+
+
+def test_a_request_ends_at_once_with_a_time_to_come_back_when_nothing_on_the_node_can_serve_it() -> None:
+    async def work() -> None:
+        worker, other = FakeWorker(), FakeWorker()
+        task = start(dispatcher(worker, other), job())
+        await settle()
+        worker.fail(refused(NOTHING_SERVES))
+        with pytest.raises(ServeError) as error:
+            await task
+        assert (error.value.status, error.value.message, error.value.retry_after_s) == (503, "because", 5)
+        assert other.asked == []
 
     run(work)
 

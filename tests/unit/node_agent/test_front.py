@@ -55,14 +55,21 @@ class FakeWorker:
         self.calls: list[Infer] = []
         self.hold: asyncio.Event | None = None
         self.fault: tuple[int, str] | None = None
+        self.blocked = ""
         self._server = Server(self._answer, self.state)
 
     def state(self) -> WorkerState:
+        if self.blocked:
+            return WorkerState(0, 1, (Served("search", (), 0, blocked=self.blocked),))
         slots = (SlotServed(0, self.label, "c" * 64), SlotServed(1, "0.9.0", "d" * 64))
         return WorkerState(0, 1, (Served("search", slots, 0, *SPECS),))
 
     async def start(self) -> None:
         await self._server.start(self.path)
+
+    def say(self, blocked: str) -> None:
+        self.blocked = blocked
+        self._server.push(self.state())
 
     async def die(self) -> None:
         await self._server.stop()
@@ -330,6 +337,35 @@ def test_ready_says_why_not(tmp_path: Path) -> None:
         assert "no worker serves it yet" in await reason()
         scene.front.draining = True
         assert "shutting down" in await reason()
+
+    run(tmp_path, work)
+
+
+def test_while_no_slot_can_be_entered_the_node_is_not_ready_and_refuses_at_once_whether_control_lives_or_not(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        async def ready() -> list[tuple[int, str]]:
+            replies = [await scene.http.get(path) for path in ("/v2/health/ready", "/readyz", "/v2/models/search/ready")]
+            return [(reply.status_code, reply.json().get("reason", "")) for reply in replies]
+
+        await scene.control.server.stop()
+        await scene.until(lambda: not scene.front._control.connected)
+        assert [status for status, _ in await ready()] == [200, 200, 200]
+        scene.worker.say("the slot that should serve, 0, is empty, not verified")
+        await scene.until(lambda: bool(scene.front._workers[0].served[0].blocked))
+        for status, reason in await ready():
+            assert status == 503 and "is empty, not verified" in reason
+        refused = await scene.infer()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json() == {"error": "search: the slot that should serve, 0, is empty, not verified"}
+        assert scene.worker.calls == []
+        assert (await scene.http.get("/v2/health/live")).status_code == 200
+        assert (await scene.infer("/v2/models/search/versions/0.9.0/infer")).status_code == 200, (
+            "the worker knows what the other slot holds"
+        )
+        scene.worker.say("")
+        await scene.until(lambda: not scene.front._workers[0].served[0].blocked)
+        assert [status for status, _ in await ready()] == [200, 200, 200]
+        assert (await scene.infer()).status_code == 200
 
     run(tmp_path, work)
 
