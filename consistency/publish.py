@@ -40,7 +40,7 @@ _PLAIN_S = 1.0  # the same in seconds
 class PublishOptions(MemberOptions):
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Holds *.safetensors, config.json, the tokenizer.")]
     model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Lower-case name; the first publish makes it.")]
-    label: Annotated[str, typer.Option("--label", metavar="LABEL", help="The version, for instance 1.4.0. Never reused.")]
+    label: Annotated[str, typer.Option("--label", metavar="LABEL", help="The version, for instance 1.4.0. It keeps its bytes.")]
     source: Annotated[
         list[str] | None,
         typer.Option("--source", metavar="URL", help="Where agents find DIR: file:///dir/ or http(s)://host/dir/; repeat."),

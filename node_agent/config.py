@@ -25,6 +25,9 @@ _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
+_PATHS = ("ca_file", "token_file", "tls_cert", "tls_key", "store_dir", "arena_dir", "run_dir")
+
+
 class AgentConfig(BaseSettings):
     """Sizes are bytes, times are seconds."""
 
@@ -152,12 +155,20 @@ def load(path: Path) -> AgentConfig:
         values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as cause:
         raise RaftmetaError("bad_field", f"{path} is no readable TOML file: {cause}") from cause
+    _anchor(values, path.absolute().parent)
     try:
         return AgentConfig(**values)
     except ValidationError as cause:
         raise RaftmetaError("bad_field", f"{path}: " + "; ".join(_faults(cause))) from cause
     except SettingsError as cause:
         raise RaftmetaError("bad_field", f"environment: {cause}") from cause
+
+
+def _anchor(values: dict[str, Any], folder: Path) -> None:
+    """Relative paths of the node's own files start at the file's folder, so that it can be moved; artifact roots are named in full."""
+    for name in _PATHS:
+        if isinstance(values.get(name), str):
+            values[name] = str(folder / values[name])
 
 
 def _faults(error: ValidationError) -> list[str]:

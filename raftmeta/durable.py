@@ -286,7 +286,9 @@ def lock_directory(path: Path) -> DirectoryLock:
             pid = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
             os.close(fd)
             holder = f"process {pid}" if pid.isdigit() else "another process"
-            raise DirectoryRefused("internal", f"{path} is in use by {holder}; one directory serves one process at a time") from cause
+            raise DirectoryRefused(
+                "directory_refused", f"{path} is in use by {holder}; one directory serves one process at a time"
+            ) from cause
         with contextlib.suppress(OSError):  # the number is for people; a full disk must not keep a member from starting
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -298,7 +300,7 @@ def _refuse_other_owner(path: Path) -> None:
     me = os.geteuid()
     with _wrapped("stat", path):
         if not path.is_dir():
-            raise DirectoryRefused("internal", f"{path} is not a directory")
+            raise DirectoryRefused("directory_refused", f"{path} is not a directory")
         owners = {path: path.stat().st_uid}
         if owners[path] == me:
             owners.update({entry: entry.lstat().st_uid for entry in path.iterdir() if entry.name != "lost+found"})
@@ -307,7 +309,7 @@ def _refuse_other_owner(path: Path) -> None:
             detail = (
                 f"{entry} belongs to user id {owner}, this process runs as user id {me}; run it as the owner or give it another directory"
             )
-            raise DirectoryRefused("forbidden", detail)
+            raise DirectoryRefused("directory_refused", detail)
 
 
 def _error(what: str, path: Path, cause: OSError) -> DiskError:

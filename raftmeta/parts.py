@@ -14,7 +14,7 @@ import msgspec
 
 from raftmeta.config import ServerConfig
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.durable import Disk, read_file, write_file
+from raftmeta.durable import LOCK_NAME, Disk, read_file, write_file
 from raftmeta.log import joining
 from raftmeta.log import marker as markers
 from raftmeta.log.boot import Recovered, recover
@@ -33,6 +33,7 @@ from raftmeta.log.transport import TlsTransport
 from raftmeta.security.tls import PeerTls, TlsFiles
 
 IDENTITY_NAME = "identity"
+OWN_NAMES = frozenset({LOCK_NAME, markers.MARKER_NAME, joining.JOINING_NAME, IDENTITY_NAME, "lost+found"})  # before the first start
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -95,6 +96,7 @@ def _identity(config: ServerConfig, disk: Disk, marker: Marker | None) -> Identi
     stored = read_file(disk, path)
     wanted = config.cluster_id or (marker.cluster_id if marker else "")
     if stored is None:
+        _refuse_foreign(disk, config.data_dir)
         identity = Identity(config.member_id, wanted or f"dev-{uuid.uuid4().hex[:12]}")
         write_file(disk, path, msgspec.json.encode(identity))
         return identity
@@ -105,11 +107,20 @@ def _identity(config: ServerConfig, disk: Disk, marker: Marker | None) -> Identi
     expected = Identity(config.member_id, wanted or identity.cluster_id)
     if identity != expected:
         raise RaftmetaError(
-            "forbidden",
+            "directory_refused",
             f"{config.data_dir} belongs to member {identity.member_id!r} of cluster {identity.cluster_id!r}, "
             f"the configuration names member {expected.member_id!r} of cluster {expected.cluster_id!r}",
         )
     return identity
+
+
+def _refuse_foreign(disk: Disk, data_dir: Path) -> None:
+    """A directory of somebody else's files does not become a member's."""
+    foreign = [name for name in disk.listdir(data_dir) if name not in OWN_NAMES]
+    if foreign:
+        raise RaftmetaError(
+            "directory_refused", f"{data_dir} holds {foreign[0][:80]!r} and no member; a member's directory is empty at its first start"
+        )
 
 
 def _is_new(disk: Disk, data_dir: Path) -> bool:

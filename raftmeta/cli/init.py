@@ -236,7 +236,7 @@ def _write_cluster(folder: Folder, target: Path, plan: ClusterPlan, options: Ini
         pem = issue(authority, Subject(agent.node, _names(agent.host), client=False), validity)
         _write_tls(own, "node", pem, authority)
         own.write("agent.token", f"{tokens[Principal(AGENT_PREFIX + agent.node, Role.AGENT)]}\n".encode())
-        own.write("agent.toml", agent_toml(target / "agents" / agent.node, agent, plan.urls, options))
+        own.write("agent.toml", agent_toml(agent, plan.urls, options))
     folder.write("ca.pem", authority.certificate, public=True)
     folder.write("client.toml", client_toml(plan.urls, f"tokens/{Role.ADMIN.value}.token"))
 

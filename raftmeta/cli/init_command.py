@@ -57,6 +57,12 @@ def _init(options: InitCommandOptions) -> int:
     if options.json:
         output.print_json(_as_json(result))
     else:
+        if len(result.servers) % 2 == 0:
+            output.console().print(
+                f"note: {len(result.servers)} members bear the loss of no more than {len(result.servers) - 1} do; take an odd number",
+                markup=False,
+                soft_wrap=True,
+            )
         lines = [f"cluster {result.cluster_id} in {result.directory}", "", "start each on its machine:"]
         lines += [f"  raftmeta server --config {path}" for path in result.servers]
         lines += [f"  raftmeta agent --config {path}" for path in result.agents]

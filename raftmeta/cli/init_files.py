@@ -83,25 +83,25 @@ def server_toml(member: PlannedMember, plan: ClusterPlan) -> bytes:
     return _toml(f"Member {spec.id} of cluster {plan.cluster_id}. Paths start at this file's folder.", sections)
 
 
-def agent_toml(folder: Path, agent: PlannedAgent, urls: Sequence[str], options: InitOptions) -> bytes:
-    """Paths are absolute: `folder` is where the file will lie in the end."""
+def agent_toml(agent: PlannedAgent, urls: Sequence[str], options: InitOptions) -> bytes:
+    """Paths of the node's own files start at the file's folder, so that the folder can be copied to the node."""
     values: dict[str, Value] = {
         "node": agent.node,
         "zone": agent.zone,
         "member_urls": urls,
-        "ca_file": str(folder / "ca.pem"),
-        "token_file": str(folder / "agent.token"),
+        "ca_file": "ca.pem",
+        "token_file": "agent.token",
         "listen": agent.listen,
-        "tls_cert": str(folder / "node.pem"),
-        "tls_key": str(folder / "node.key"),
-        "store_dir": str(folder / "store"),
+        "tls_cert": "node.pem",
+        "tls_key": "node.key",
+        "store_dir": "store",
         "arena_dir": str(options.arena_dir.absolute()),
     }
     port = agent.listen.rpartition(":")[2]
     values["url"] = f"https://{agent.host if ':' not in agent.host else f'[{agent.host}]'}:{port}"
     if options.artifact_roots:
         values["artifact_roots"] = [str(root.absolute()) for root in options.artifact_roots]
-    return _toml(f"Agent of node {agent.node}.", [("", values)])
+    return _toml(f"Agent of node {agent.node}. Paths start at this file's folder.", [("", values)])
 
 
 def client_toml(urls: Sequence[str], token_file: str) -> bytes:

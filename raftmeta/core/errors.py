@@ -71,6 +71,7 @@ CODES: dict[str, CodeInfo] = {
     "attestation_mismatch": CodeInfo(_R, 409, "The attested bytes are not the published ones"),
     "stale_attestation": CodeInfo(_R, 409, "The node attested a later stage already"),
     "compacted": CodeInfo(_R, 410, "The position is older than the retained events"),
+    "directory_refused": CodeInfo(_R, 409, "The data directory is another process's, user's or member's"),
     "feature_level_unsupported": CodeInfo(_R, 409, "The feature level cannot be lowered or skipped"),
     # unavailable
     "no_leader": CodeInfo(_U, 503, "No leader is known; an election may be running"),

@@ -205,5 +205,5 @@ def test_the_data_of_another_user_is_refused_untouched(tmp_path: Path, whole: bo
     os.chown(tmp_path if whole else tmp_path / "journal", 12345, -1)
     with pytest.raises(DirectoryRefused, match="belongs to user id 12345, this process runs as user id 0") as caught:
         lock_directory(tmp_path)
-    assert caught.value.code == "forbidden"
+    assert caught.value.code == "directory_refused"
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]

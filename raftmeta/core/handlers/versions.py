@@ -67,7 +67,8 @@ def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
         if present.summary.checksum == summary.checksum:
             return present.number, False
         return Refusal(
-            "version_exists", f"version {label!a} of model {name!a} has checksum {present.summary.checksum}, not the published one"
+            "version_exists",
+            f"version {label!a} of model {name!a} has checksum {present.summary.checksum}, these bytes have {summary.checksum}",
         )
     model = catalog.model(name)
     fault = (name_fault("model", name) if model is None else None) or label_fault(label) or summary_fault(summary)
