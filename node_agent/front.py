@@ -197,10 +197,13 @@ class Front:
         return said[0] if said and all(said) else ""
 
     def _why_not(self, record: DeploymentRecord) -> str:
+        blocked = "" if record.pin is None else self._blocked(record.name)
+        if blocked:
+            return blocked
         if record.behind:
             return "the committed version is not verified on this node yet"
         if not self._serving(record.name):
-            return "no version was activated yet" if record.pin is None else self._blocked(record.name) or "no worker serves it yet"
+            return "no version was activated yet" if record.pin is None else "no worker serves it yet"
         return ""
 
     def _model(self, route: serve.Route) -> Answer:

@@ -352,8 +352,11 @@ def test_while_no_slot_can_be_entered_the_node_is_not_ready_and_refuses_at_once_
         assert [status for status, _ in await ready()] == [200, 200, 200]
         scene.worker.say("the slot that should serve, 0, is empty, not verified")
         await scene.until(lambda: bool(scene.front._workers[0].served[0].blocked))
-        for status, reason in await ready():
-            assert status == 503 and "is empty, not verified" in reason
+        for behind in (False, True):
+            scene.journal.put(msgspec.structs.replace(RECORD, behind=behind))
+            for status, reason in await ready():
+                assert status == 503 and "is empty, not verified" in reason
+        scene.journal.put(RECORD)
         refused = await scene.infer()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         assert refused.json() == {"error": "search: the slot that should serve, 0, is empty, not verified"}
