@@ -151,7 +151,7 @@ def _drop_old_outcomes(work: Work) -> None:
         if work.outcomes.count <= limits.max_outcomes and work.cluster_ms <= work.oldest_expires_ms:
             return
         work.keys_after_ms = max(work.keys_after_ms, min(_key_time(key), stamped_ms))
-        work.drop_oldest_outcome()
+        work.drop_oldest_outcome(key, record)
     work.oldest_expires_ms = -1
 
 

@@ -130,9 +130,8 @@ class Draft:
         place = self._dropped - len(self._base)
         return self._base.at(self._dropped) if place < 0 else (self._keys[place], self._records[place])
 
-    def drop_oldest(self) -> bool:
-        """Whether it was there before this draft."""
-        key, _ = self.oldest()
+    def drop_oldest(self, key: str) -> bool:
+        """`key` is that of the oldest. Whether it was there before this draft."""
         del self._index[hash(key) % SHARDS][key]
         self._dropped += 1
         self.count -= 1

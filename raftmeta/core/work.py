@@ -98,11 +98,10 @@ class Work:
         ledger.revision, ledger.size_bytes = mark[0], mark[1]
         del ledger.events[mark[2] :]
 
-    def drop_oldest_outcome(self) -> None:
+    def drop_oldest_outcome(self, key: str, record: bytes) -> None:
         """Its part of the hash goes with it, unless it came in this batch and never had one."""
-        key, record = self.outcomes.oldest()
         self.ledger.size_bytes -= len(key) + len(record)
-        if self.outcomes.drop_oldest():
+        if self.outcomes.drop_oldest(key):
             self.ledger.hash_sum -= leaf(OUTCOME, key, record)
 
     def all_deployments(self) -> list[Deployment]:

@@ -20,7 +20,7 @@ def extended(outcomes: Outcomes, records: list[tuple[str, bytes]], dropped: int 
     for key, record in records:
         draft.add(key, record)
     for _ in range(dropped):
-        draft.drop_oldest()
+        draft.drop_oldest(draft.oldest()[0])
     return draft.finish()
 
 
@@ -103,10 +103,10 @@ def test_the_draft_sees_what_was_added_and_dropped() -> None:
     draft.add("new", b"n")
     assert (draft.count, draft.get("new"), draft.get("key-0")) == (3, b"n", b"0")
     assert draft.oldest() == ("key-0", b"0")
-    draft.drop_oldest()
-    draft.drop_oldest()
+    draft.drop_oldest(draft.oldest()[0])
+    draft.drop_oldest(draft.oldest()[0])
     assert draft.oldest() == ("new", b"n")
-    draft.drop_oldest()
+    draft.drop_oldest(draft.oldest()[0])
     assert (draft.count, draft.get("new")) == (0, None)
     assert list(draft.finish().items()) == []
 
