@@ -42,7 +42,7 @@ from raftmeta.log.messages import (
 )
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.progress import Progress
-from raftmeta.log.proposals import Pending, Proposals, Result, Sink, commands_of, decode_body
+from raftmeta.log.proposals import Pending, Proposals, Result, Sink, commands_of, decode_body, encode_body
 from raftmeta.log.reads import Reads, ReadSink
 from raftmeta.log.setup import Halted, Ports, Setup, Timing
 
@@ -235,12 +235,14 @@ class Replica:
                 sink(Result("no_leader"))
                 continue
             try:
-                allowed = self._setup.authorize(proposal.principal, decode_body(proposal.body))
+                body = decode_body(proposal.body)
             except msgspec.MsgspecError:
                 sink(Result("bad_request"))
                 continue
-            if allowed:
-                self.propose(proposal, self._setup.forward_timeout_s, sink)
+            if self._setup.authorize(proposal.principal, body):
+                # Encoded again: what this build did not read of it must not reach the log, where replicas would judge it differently.
+                understood = msgspec.structs.replace(proposal, body=encode_body(body))
+                self.propose(understood, self._setup.forward_timeout_s, sink)
             else:
                 sink(Result("forbidden"))
 

@@ -412,6 +412,18 @@ def test_n5_a_forwarded_command_that_is_no_command_is_refused_and_not_logged() -
     assert leader.replica.engine.last_index == before
 
 
+def test_n5_what_the_leader_did_not_read_of_a_forwarded_command_does_not_reach_the_log() -> None:
+    trio = Trio()
+    leader, follower = trio.leader(), trio.follower()
+    body = encode_body(publish("v1"))
+    trailing = bytes([body[0] + 1]) + body[1:] + b"\x91" * 50 + b"\xc0"
+    before = leader.replica.engine.last_index
+    leader.inbox.append(Received(follower.name, Forward((Proposal(7, "k", "me", follower.name, trailing),))))
+    assert trio.run(2.0, lambda: labels(trio, leader.name) == {"v1"})
+    ((_, _, entry),) = leader.journal.entries(before + 1, before + 2, 1 << 20)
+    assert body in entry and trailing not in entry
+
+
 def test_n5_what_nests_deeper_than_the_interpreter_harms_nobody() -> None:
     deep = b"\x91" * 100_000 + b"\xc0"
     trio = Trio()
