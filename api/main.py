@@ -36,8 +36,6 @@ from raftmeta.parts import accept_loss
 log = structlog.get_logger(__name__)
 
 DEVELOPMENT_DATA = Path("raftmeta-data")
-# The log's thread gives the interpreter lock up at every sync and every send; at the default of 5 ms a busy API thread kept it that long.
-SWITCH_S = 0.0003
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,6 @@ def serve(options: ServerOptions) -> int:
     _log_to_stderr(settings.log_level)
     if options.accept_data_loss_from is not None:
         return _accept_loss(settings, options.accept_data_loss_from)
-    sys.setswitchinterval(SWITCH_S)
     member = Member.open(settings)
     if options.config is None:
         _notice(settings)
