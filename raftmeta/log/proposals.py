@@ -121,13 +121,6 @@ class Proposals:
             self._next_id += 1
         return taken
 
-    def put_back(self, proposals: Sequence[Proposal]) -> None:
-        """They could not be sent; they wait at the head of the queue again, in their order."""
-        for proposal in reversed(proposals):
-            pending = self.forwarded.pop(proposal.id)
-            self.queue.appendleft(pending)
-            self._queued_bytes += pending.size_bytes
-
     def answered(self, proposal_id: int, result: Result) -> None:
         pending = self.forwarded.pop(proposal_id, None)
         if pending is not None:

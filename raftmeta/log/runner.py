@@ -30,7 +30,6 @@ from raftmeta.log.ticket import Ticket
 MAX_WAIT_S = 0.5
 STATUS_S = 0.01  # a look at the engine is at most this old while it works
 STOP_S = 5.0
-OVERDUE_S = 2.0  # a step that takes longer than this shows as a stall in `stalled_s`
 
 
 class Network(Protocol):
@@ -108,20 +107,6 @@ class Runner:
         """Best effort, to every connected member."""
         self._call(lambda: self._replica.gossip(topic, data), None)
 
-    def change_membership(self, change: Callable[[Replica], str | None]) -> Ticket[None]:
-        """Run a membership change on the leader; RaftmetaError gate_not_met with the reason when it may not be now."""
-        ticket: Ticket[None] = Ticket()
-
-        def call() -> None:
-            reason = change(self._replica)
-            if reason is None:
-                ticket.set_result(None)
-            else:
-                ticket.set_exception(RaftmetaError("gate_not_met", reason))
-
-        self._call(call, ticket)
-        return ticket
-
     def staleness_ms(self) -> float:
         return self._replica.staleness_s() * 1000.0
 
@@ -133,7 +118,7 @@ class Runner:
         began = self._step_began
         return 0.0 if began == 0.0 else monotonic() - began
 
-    def _call(self, call: Callable[[], None], ticket: Ticket[Outcome] | Ticket[int] | Ticket[None] | None) -> None:
+    def _call(self, call: Callable[[], None], ticket: Ticket[Outcome] | Ticket[int] | None) -> None:
         if self._stopping or self._fault:
             if ticket is not None:
                 ticket.set_exception(RaftmetaError("shutting_down", self._fault or "the member is stopping"))
