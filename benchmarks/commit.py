@@ -29,8 +29,9 @@ ROUNDS = 3
 class Process:
     """A benchmark member, spoken to by lines."""
 
-    def __init__(self, config: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.commit_member", str(config)]
+    def __init__(self, config: Path, tree: Path | None = None) -> None:
+        """`tree`: the checkout that it runs, this one for None."""
+        command = [*of_tree(tree), sys.executable, "-m", "benchmarks.commit_member", str(config)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, line: str) -> dict[str, object]:
@@ -55,18 +56,23 @@ class Process:
 
 
 @contextlib.contextmanager
-def members(plain: bool) -> Iterator[tuple[list[Process], etcd.Tls]]:
+def members(plain: bool, tree: Path | None = None) -> Iterator[tuple[list[Process], etcd.Tls]]:
     """Three members, the leader first, and the TLS files of the first for the peer."""
     with tempfile.TemporaryDirectory(prefix="raftmeta-") as folder, contextlib.ExitStack() as stack:
-        made = run(Path(folder) / "cluster", ["a", "b", "c"], InitOptions())
+        made = run(Path(folder) / "cluster", ["a", "b", "c"], InitOptions(base_port=0))
         processes = []
         for file in made.servers:
             if plain:
                 make_plain(file)
-            process = Process(file)
+            process = Process(file, tree)
             stack.callback(process.end)
             processes.append(process)
         yield _leader_first(processes), tls_files(made.servers[0])
+
+
+def of_tree(tree: Path | None) -> list[str]:
+    """What stands before a command so that it runs the code of another checkout."""
+    return [] if tree is None else ["env", "-C", str(tree), f"PYTHONPATH={tree}"]
 
 
 def make_plain(file: Path) -> None:

@@ -78,23 +78,24 @@ class Ours:
     token: str
     tls: etcd.Tls
 
-    def put(self, url: str, clients: int) -> etcd.Load:
+    def put(self, url: str, clients: int, seconds: float = SECONDS) -> etcd.Load:
         body = json.dumps({"manifest": manifest("bench")}, separators=(",", ":"))
-        return etcd.wrk(url, clients, SECONDS, _PUT_LUA.format(token=self.token, body=body))
+        return etcd.wrk(url, clients, seconds, _PUT_LUA.format(token=self.token, body=body))
 
-    def batch(self, url: str, clients: int) -> float:
+    def batch(self, url: str, clients: int, seconds: float = SECONDS) -> float:
         """Items per second."""
         body = json.dumps(manifest("bench"), separators=(",", ":"))
-        return BATCH * etcd.wrk(url, clients, SECONDS, _BATCH_LUA.format(token=self.token, body=body, items=BATCH)).rate
+        return BATCH * etcd.wrk(url, clients, seconds, _BATCH_LUA.format(token=self.token, body=body, items=BATCH)).rate
 
-    def get(self, url: str, clients: int, query: str = "") -> etcd.Load:
-        return etcd.wrk(f"{url}/v1/models/bench/versions/read-me{query}", clients, SECONDS, _GET_LUA.format(token=self.token))
+    def get(self, url: str, clients: int, query: str = "", seconds: float = SECONDS) -> etcd.Load:
+        return etcd.wrk(f"{url}/v1/models/bench/versions/read-me{query}", clients, seconds, _GET_LUA.format(token=self.token))
 
 
 @contextlib.contextmanager
-def members(plain: bool) -> Iterator[Ours]:
+def members(plain: bool, tree: Path | None = None) -> Iterator[Ours]:
+    """Three members; `tree`: the checkout that they run, this one for None."""
     with tempfile.TemporaryDirectory(prefix="raftmeta-") as folder:
-        cluster = RealCluster(Path(folder), plain_api=plain)
+        cluster = RealCluster(Path(folder), prefix=lambda zone: commit.of_tree(tree), plain_api=plain)
         files = sorted(cluster.directory.glob("**/server.toml"))
         assert len(files) == 3, files
         tls = commit.tls_files(files[0])

@@ -106,7 +106,7 @@ class RealCluster:
         plain_api: bool = False,
     ) -> None:
         """`plain_api`: the API without TLS, so that a witness outside can read what it sends; the links between members keep theirs."""
-        made = run(directory / "cluster", list(zones), InitOptions())
+        made = run(directory / "cluster", list(zones), InitOptions(base_port=0))
         self.directory = made.directory
         client = tomllib.loads((made.directory / "client.toml").read_text())
         self.urls: dict[str, str] = dict(zip(zones, client["urls"], strict=True))
