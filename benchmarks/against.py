@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks import commit, rest
@@ -54,12 +55,7 @@ def commit_cases(tree: Path, plain: bool) -> Iterator[list[Case]]:
             return float(str(side[0].ask(f"load {clients} {seconds}")["rate"]))
 
         yield [
-            Case(
-                f"commit writes c={clients}",
-                "1/s",
-                lambda s, c=clients: rate(here, c, s),
-                lambda s, c=clients: rate(there, c, s),
-            )
+            Case(f"commit writes c={clients}", "1/s", partial(rate, here, clients), partial(rate, there, clients))
             for clients in commit.CLIENTS
         ]
 
@@ -75,7 +71,7 @@ def rest_cases(tree: Path, plain: bool) -> Iterator[list[Case]]:
             ("rest reads stale c=64", lambda side, s: side.get(side.urls[0], 64, "?consistency=stale", s).rate),
             ("rest batch items", lambda side, s: side.batch(side.urls[0], 4, s)),
         ]
-        yield [Case(name, "1/s", lambda s, load=load: load(here, s), lambda s, load=load: load(there, s)) for name, load in loads]
+        yield [Case(name, "1/s", partial(load, here), partial(load, there)) for name, load in loads]
 
 
 BENCHES = {"commit": commit_cases, "rest": rest_cases}
