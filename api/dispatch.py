@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from api import auth, body, errors, query
-from api.operation import Call, Header, Kind, Operation, Receive, Reply, Scope, Send
+from api.operation import REPLY_AT_ONCE, Call, Header, Kind, Operation, Receive, Reply, Scope, Send
 from api.service import Rejected, Service
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import LABEL, NAME
@@ -25,6 +25,7 @@ ROOT = "/v1/"
 DRAIN_BYTES = 1 << 20  # of a refused body: what a client has under way before it reads the answer
 DRAIN_S = 1.0
 _STATIC: tuple[Header, ...] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+_NO_EXTENSIONS: Mapping[str, Any] = {}
 _LABEL_PARAMETERS = frozenset({"label"})
 
 
@@ -44,6 +45,9 @@ async def serve(service: Service, operation: Operation, params: Mapping[str, str
     headers = _headers(service, reply, call)
     if reply.stream is not None:
         await reply.stream(receive, send, headers)
+        return
+    at_once = scope.get("extensions", _NO_EXTENSIONS).get(REPLY_AT_ONCE)
+    if at_once is not None and reply.code != "body_too_large" and at_once(reply.status, headers, reply.body):
         return
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     if reply.code == "body_too_large":

@@ -7,14 +7,15 @@ runs without it).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from api.dispatch import serve
 from api.operation import Operation, Receive, Send
 from api.service import Service
 
-_Row = tuple[tuple[tuple[int, str], ...], tuple[tuple[int, str], ...], Operation]  # fixed segments, parameters, operation
+_Row = tuple[Callable[[str], re.Match[str] | None], tuple[str, ...], Operation]  # match of a whole path, its parameters, operation
 
 
 class FastLayer:
@@ -26,25 +27,20 @@ class FastLayer:
         self._rows: dict[tuple[str, int], list[_Row]] = {}
         for operation in operations:
             if operation.hot:
-                row = _row(operation)
-                self._rows.setdefault((operation.method, operation.path.count("/")), []).append(row)
+                self._rows.setdefault((operation.method, operation.path.count("/")), []).append(_row(operation))
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            rows = self._rows.get((scope["method"], path.count("/")))
-            if rows:
-                parts = path.split("/")
-                for fixed, named, operation in rows:
-                    if all(parts[at] == text for at, text in fixed) and all(parts[at] for at, _ in named):
-                        params = {name: parts[at] for at, name in named}
-                        await serve(self._service, operation, params, (scope, receive, send))
-                        return
+            for match, names, operation in self._rows.get((scope["method"], path.count("/")), ()):
+                found = match(path)
+                if found is not None:
+                    params = dict(zip(names, found.groups(), strict=True))
+                    await serve(self._service, operation, params, (scope, receive, send))
+                    return
         await self._inner(scope, receive, send)
 
 
 def _row(operation: Operation) -> _Row:
-    parts = list(enumerate(operation.path.split("/")))
-    named = tuple((at, part[1:-1]) for at, part in parts if part.startswith("{"))
-    fixed = tuple((at, part) for at, part in parts if not part.startswith("{"))
-    return fixed, named, operation
+    pattern = re.sub(r"\\{\w+\\}", "([^/]+)", re.escape(operation.path))
+    return re.compile(pattern, re.DOTALL).fullmatch, tuple(re.findall(r"{(\w+)}", operation.path)), operation

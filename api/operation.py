@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from api.service import Service
 
 JSON_TYPE = b"application/json"
+REPLY_AT_ONCE = "raftmeta.reply"  # extension of the ASGI scope: (status, headers, whole body) -> whether it was taken
 
 Header = tuple[bytes, bytes]
 Scope = Mapping[str, Any]

@@ -98,7 +98,6 @@ def make_server(app: Any, listen: Listen, limits: HttpLimits, on_stop: Callable[
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=30,  # longer than the pause between an agent's heartbeats
         timeout_graceful_shutdown=listen.grace_s,
         backlog=BACKLOG,
         ssl_context_factory=(lambda _config, _make: _context_of(tls)) if tls else None,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from ipaddress import IPv6Address
 from itertools import pairwise
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -22,6 +23,7 @@ from raftmeta.core.types import VersionSummary
 
 FORMAT = "raftmeta-manifest-1"
 MAX_PACKED_BYTES = 1 << 20  # a packed manifest travels inside its publish command
+SMALL_BYTES = 4 << 10  # up to here the quickest level packs as well as the usual one
 MAX_UNPACKED_BYTES = 64 << 20  # bound for decompression of a hostile body
 MAX_TENSORS = 200_000
 MAX_FILES = 10_000
@@ -91,7 +93,8 @@ def faults(manifest: Manifest) -> list[str]:
 
 def pack(manifest: Manifest) -> bytes:
     """Canonical compressed bytes. Raises RaftmetaError manifest_too_large."""
-    packed = zlib.compress(_encoder.encode(manifest), 6)
+    plain = _encoder.encode(manifest)
+    packed = zlib.compress(plain, 1 if len(plain) <= SMALL_BYTES else 6)
     if len(packed) > MAX_PACKED_BYTES:
         raise RaftmetaError("manifest_too_large", f"the packed manifest has {len(packed)} bytes, the limit is {MAX_PACKED_BYTES}")
     return packed
@@ -114,19 +117,19 @@ def weights_digest(manifest: Manifest) -> str:
     sha = hashlib.sha256(b"raftmeta weights 1\0")
     for tensor in manifest.tensors:
         shape = ",".join(map(str, tensor.shape))
-        _update(sha, tensor.name, tensor.dtype, shape, tensor.sha256)
+        sha.update(_framed(tensor.name, tensor.dtype, shape, tensor.sha256))
     return sha.hexdigest()
 
 
 def config_digest(manifest: Manifest) -> str:
     """SHA-256 over the engine, every file that holds no weights, and the unbound names, lengths first."""
     sha = hashlib.sha256(b"raftmeta config 1\0")
-    _update(sha, manifest.engine)
+    sha.update(_framed(manifest.engine))
     for file in manifest.files:
         if file.role != "weights":
-            _update(sha, file.name, file.role, file.sha256)
+            sha.update(_framed(file.name, file.role, file.sha256))
     for name in manifest.unbound:
-        _update(sha, "unbound", name)
+        sha.update(_framed("unbound", name))
     return sha.hexdigest()
 
 
@@ -162,6 +165,7 @@ def path_fault(name: str) -> str | None:
     return None
 
 
+@lru_cache(maxsize=256)  # few places hold many versions
 def source_fault(source: str) -> str | None:
     """Why nothing can be read from such a URL, wherever it is tried; None if it is well formed."""
     if not source.startswith(("file:///", "http://", "https://")) or len(source) > MAX_SOURCE_CHARS or _CONTROL.search(source):
@@ -206,11 +210,13 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return count * DTYPE_BITS[dtype] // 8
 
 
-def _update(sha: hashlib._Hash, *parts: str) -> None:
+def _framed(*parts: str) -> bytes:
+    """Each part after its length in bytes as a u32, little-endian."""
+    framed = []
     for part in parts:
         data = part.encode()
-        sha.update(len(data).to_bytes(4, "little"))
-        sha.update(data)
+        framed += (len(data).to_bytes(4, "little"), data)
+    return b"".join(framed)
 
 
 def _all_faults(manifest: Manifest) -> Iterator[str]:
@@ -241,7 +247,7 @@ def _all_faults(manifest: Manifest) -> Iterator[str]:
         yield f"{len(manifest.sources)} sources, the limit is 16"
 
 
-def _order_faults(what: str, names: tuple[str, ...]) -> Iterator[str]:
+def _order_faults(what: str, names: Sequence[str]) -> Iterator[str]:
     for before, name in pairwise(names):
         if before == name:
             yield f"{what}: {name!r} stands twice"
@@ -250,43 +256,49 @@ def _order_faults(what: str, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _file_faults(manifest: Manifest) -> Iterator[str]:
-    yield from _order_faults("files", tuple(file.name for file in manifest.files))
+    yield from _order_faults("files", [file.name for file in manifest.files])
     for file in manifest.files:
         fault = path_fault(file.name)
         if fault:
-            yield f"file {file.name[:80]!r} {fault}"
+            yield f"{_what(file)} {fault}"
         if not SHA256.match(file.sha256):
-            yield f"file {file.name[:80]!r}: sha256 is not 64 lower-case hex characters"
+            yield f"{_what(file)}: sha256 is not 64 lower-case hex characters"
         if not 0 <= file.size_bytes <= MAX_SIZE_BYTES:
-            yield f"file {file.name[:80]!r}: size_bytes {file.size_bytes} is outside 0..{MAX_SIZE_BYTES}"
+            yield f"{_what(file)}: size_bytes {file.size_bytes} is outside 0..{MAX_SIZE_BYTES}"
         if file.role not in ROLES:
-            yield f"file {file.name[:80]!r}: role {file.role!r} is not one of {', '.join(ROLES)}"
+            yield f"{_what(file)}: role {file.role!r} is not one of {', '.join(ROLES)}"
 
 
 def _tensor_faults(manifest: Manifest) -> Iterator[str]:
     files = {file.name: file for file in manifest.files}
-    yield from _order_faults("tensors", tuple(tensor.name for tensor in manifest.tensors))
+    yield from _order_faults("tensors", [tensor.name for tensor in manifest.tensors])
     for tensor in manifest.tensors:
-        what = f"tensor {tensor.name[:80]!r}"
-        if not tensor.name or len(tensor.name.encode()) > 1024 or _CONTROL.search(tensor.name):
-            yield f"{what}: the name is empty, longer than 1024 bytes or holds a control character"
+        name, dtype, shape = tensor.name, tensor.dtype, tensor.shape
+        if not name or len(name.encode()) > 1024 or _CONTROL.search(name):
+            yield f"{_what(tensor)}: the name is empty, longer than 1024 bytes or holds a control character"
         if not SHA256.match(tensor.sha256) or not SHA256.match(tensor.entry):
-            yield f"{what}: sha256 or entry is not 64 lower-case hex characters"
+            yield f"{_what(tensor)}: sha256 or entry is not 64 lower-case hex characters"
         file = files.get(tensor.file)
         if file is None or file.role != "weights":
-            yield f"{what}: {tensor.file[:80]!r} is no weights file of the manifest"
+            yield f"{_what(tensor)}: {tensor.file[:80]!r} is no weights file of the manifest"
         elif not 0 <= tensor.begin <= tensor.end <= file.size_bytes:
-            yield f"{what}: bytes {tensor.begin}..{tensor.end} lie outside the {file.size_bytes} bytes of {file.name!r}"
-        if tensor.dtype not in DTYPE_BITS:
-            yield f"{what}: dtype {tensor.dtype[:20]!r} is unknown"
-        elif len(tensor.shape) > MAX_RANK or any(not 0 <= dim <= MAX_SIZE_BYTES for dim in tensor.shape):
-            yield f"{what}: shape {tensor.shape[:MAX_RANK]} has too many or impossible dimensions"
-        elif tensor_bytes(tensor.dtype, tensor.shape) != tensor.size_bytes:
-            need = tensor_bytes(tensor.dtype, tensor.shape)
-            yield f"{what}: {tensor.dtype} {list(tensor.shape)} needs {need} bytes, the range has {tensor.size_bytes}"
+            yield f"{_what(tensor)}: bytes {tensor.begin}..{tensor.end} lie outside the {file.size_bytes} bytes of {file.name!r}"
+        if dtype not in DTYPE_BITS:
+            yield f"{_what(tensor)}: dtype {dtype[:20]!r} is unknown"
+        elif len(shape) > MAX_RANK or (shape and not 0 <= min(shape) <= max(shape) <= MAX_SIZE_BYTES):
+            yield f"{_what(tensor)}: shape {shape[:MAX_RANK]} has too many or impossible dimensions"
+        elif tensor_bytes(dtype, shape) != tensor.size_bytes:
+            need = tensor_bytes(dtype, shape)
+            yield f"{_what(tensor)}: {dtype} {list(shape)} needs {need} bytes, the range has {tensor.size_bytes}"
+
+
+def _what(entry: FileEntry | TensorEntry) -> str:
+    return f"{'file' if isinstance(entry, FileEntry) else 'tensor'} {entry.name[:80]!r}"
 
 
 def _overlaps(manifest: Manifest) -> Iterator[str]:
+    if len(manifest.tensors) < 2:
+        return
     spans = sorted((tensor.file, tensor.begin, tensor.end, tensor.name) for tensor in manifest.tensors)
     for (file, _, end, name), (next_file, begin, _, next_name) in pairwise(spans):
         if file == next_file and begin < end:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
+import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from api.guard import HttpLimits, guarded
 from raftmeta.core.commands import Body as Command
 from raftmeta.core.commands import RecordVerdict
-from tests.support.api_server import Running, declare, running, wait_until
+from tests.support.api_server import SHORT, Running, declare, running, wait_until
 from tests.unit.api.harness import PUBLISH, manifest
 
 
@@ -196,6 +199,65 @@ def test_on_its_way_down_a_server_ends_watches_and_finishes_requests() -> None:
         writer.close()
 
 
+def test_a_connection_that_is_done_is_kept_for_a_while_and_then_ended() -> None:
+    with running(msgspec.structs.replace(SHORT, idle_s=0.3)) as server, server.connect() as connection:
+        began = time.monotonic()
+        for _ in range(2):
+            connection.sendall(WHOLE)
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        assert read_all(connection) == b""  # returns only because the server ended it
+        assert time.monotonic() - began >= 0.3
+        assert server.works()
+
+
+def test_requests_that_arrive_together_are_answered_in_their_order() -> None:
+    missing = b"GET /v1/models/none/versions/1.0.0 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    last = WHOLE.replace(b"host:", b"connection: close\r\nhost:")
+    with running() as server, server.connect() as connection:
+        connection.sendall(WHOLE + missing + last)
+        answers = read_all(connection)
+    assert re.findall(rb"HTTP/1\.1 (\d+)", answers) == [b"200", b"404", b"200"], answers
+    assert answers.count(b"connection: close") == 1
+
+
+def test_a_reply_whose_header_holds_a_line_break_is_not_sent() -> None:
+    protocol = protocol_with(HttpLimits())
+    cycle = Cycle()
+    for value in (b"a\nset-cookie: b", b"a\rb", b"\r\n\r\n"):
+        with pytest.raises(ValueError, match="line break"):
+            protocol._reply(cycle, 200, [(b"idempotency-key", value)], b"{}")
+    assert not cycle.response_started
+    assert protocol.transport.written == b""
+
+
+def test_what_cannot_be_sent_at_once_goes_the_ordinary_way() -> None:
+    for change in ("paused", "HEAD", "started"):
+        protocol, cycle = protocol_with(HttpLimits()), Cycle()
+        protocol.flow.write_paused = change == "paused"
+        cycle.scope = {"method": "HEAD" if change == "HEAD" else "GET"}
+        cycle.response_started = change == "started"
+        assert not protocol._reply(cycle, 200, [], b"{}"), change
+        assert protocol.transport.written == b"", change
+
+
+def test_a_client_that_left_gets_nothing() -> None:
+    protocol, cycle = protocol_with(HttpLimits()), Cycle()
+    cycle.disconnected = True
+    assert protocol._reply(cycle, 200, [], b"{}")
+    assert protocol.transport.written == b""
+
+
+class Cycle:
+    """One request as uvicorn keeps it: enough to reply to."""
+
+    default_headers = ((b"date", b"today"),)
+    disconnected = response_started = response_complete = False
+    keep_alive = True
+
+    def __init__(self) -> None:
+        self.scope = {"method": "GET"}
+
+
 def protocol_with(limits: HttpLimits) -> Any:
     """A connection that was never made: enough to judge times."""
 
@@ -205,12 +267,18 @@ def protocol_with(limits: HttpLimits) -> Any:
         def get_write_buffer_size(self) -> int:
             return self.unread
 
+        def __init__(self) -> None:
+            self.written = b""
+
+        def write(self, data: bytes) -> None:
+            self.written += data
+
     class Flow:
-        read_paused = False
+        read_paused = write_paused = False
 
     protocol: Any = object.__new__(guarded(limits))
     protocol._unread_bytes, protocol._unread_since = 0, 0.0
-    protocol._head_since = protocol._body_since = None
+    protocol._head_since = protocol._body_since = protocol._idle_since = None
     protocol.transport, protocol.flow = Transport(), Flow()
     return protocol
 
