@@ -25,7 +25,6 @@ ROOT = "/v1/"
 DRAIN_BYTES = 1 << 20  # of a refused body: what a client has under way before it reads the answer
 DRAIN_S = 1.0
 _STATIC: tuple[Header, ...] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
-_NO_EXTENSIONS: Mapping[str, Any] = {}
 _LABEL_PARAMETERS = frozenset({"label"})
 
 
@@ -46,7 +45,7 @@ async def serve(service: Service, operation: Operation, params: Mapping[str, str
     if reply.stream is not None:
         await reply.stream(receive, send, headers)
         return
-    at_once = scope.get("extensions", _NO_EXTENSIONS).get(REPLY_AT_ONCE)
+    at_once = scope.get("extensions", {}).pop(REPLY_AT_ONCE, None)  # taken out, for it holds what holds the scope
     if at_once is not None and reply.code != "body_too_large" and at_once(reply.status, headers, reply.body):
         return
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

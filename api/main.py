@@ -23,6 +23,7 @@ from api.guard import HttpLimits
 from api.server import Listen, Server, make_server
 from api.service import ApiLimits, Service
 from api.tls import ServerTls
+from raftmeta import collector
 from raftmeta import config as configuration
 from raftmeta.addresses import split_address
 from raftmeta.cli.exits import Exit, UsageFault
@@ -97,6 +98,7 @@ async def _serve(settings: ServerConfig, member: Member) -> None:
     http = HttpLimits(max_connections=limits.requests + limits.watchers)
     server = make_server(app.build(service), listen, http, lambda: _begin_end(service))
     member.on_failed = lambda: _end(server)
+    collector.settle()
     try:
         await server.serve()
     finally:

@@ -18,7 +18,7 @@ import uvloop
 
 from api.bridge import Bridge
 from benchmarks.harness import percentile
-from raftmeta import config
+from raftmeta import collector, config
 from raftmeta.core.commands import Command as Envelope
 from raftmeta.core.commands import Publish, encode
 from raftmeta.core.types import VersionSummary
@@ -66,6 +66,7 @@ def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     member = Member.open(config.load(Path(sys.argv[1])))
     member.start()
+    collector.settle()
     run = 0
     for line in sys.stdin:
         words = line.split()

@@ -212,7 +212,7 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 def _framed(*parts: str) -> bytes:
     """Each part after its length in bytes as a u32, little-endian."""
-    framed = []
+    framed: list[bytes] = []
     for part in parts:
         data = part.encode()
         framed += (len(data).to_bytes(4, "little"), data)
