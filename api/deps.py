@@ -55,6 +55,10 @@ class Member(Protocol):
     @property
     def authorizer(self) -> Authorizer: ...
 
+    @property
+    def unsound(self) -> str:
+        """Why nothing may be read or written here now, "" when it may."""
+
     def gossip(self, topic: str, data: bytes) -> None:
         """Best-effort news for the other members; never blocks."""
 

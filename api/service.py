@@ -84,6 +84,8 @@ class Service:
     async def view(self, call: Call) -> State:
         """The state to answer a read from. Raises RaftmetaError stale, revision_not_reached, no_leader or no_quorum."""
         member, query = self.member, call.query
+        if member.unsound:
+            raise RaftmetaError("starting", member.unsound)
         if query.stale:
             call.staleness_ms = member.log.staleness_ms()
             if query.max_stale_ms is not None and call.staleness_ms > query.max_stale_ms:
@@ -96,6 +98,8 @@ class Service:
 
     async def propose(self, call: Call, body: Body) -> Outcome:
         """The outcome of a command that was applied, seen by this member. Raises Rejected or what the log raises."""
+        if self.member.unsound:  # it could not say what became of the command
+            raise RaftmetaError("starting", self.member.unsound)
         future = self.member.log.propose(body, call.key, call.caller.name, self.limits.write_timeout_s)
         outcome = await self._bridge.result(future)
         if outcome.code != OK:

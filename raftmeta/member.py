@@ -20,14 +20,15 @@ from raftmeta.controller import Controller
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DirectoryLock, OsDisk, lock_directory
-from raftmeta.log import joining
+from raftmeta.log import joining, quarantine
 from raftmeta.log import marker as markers
 from raftmeta.log.clock import monotonic
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.port import Log
+from raftmeta.log.quarantine import Quarantine
 from raftmeta.log.replica import Replica, ReplicaSetup
-from raftmeta.log.runner import Runner
+from raftmeta.log.runner import Ends, Runner
 from raftmeta.log.setup import Ports, Timing
 from raftmeta.log.transport import TlsTransport
 from raftmeta.nodes import NodeTable
@@ -53,18 +54,26 @@ class Member:
     """Built by `open`, then `start`, `stop` once each. `failed` is set when the member met something it must not survive; see `fault`."""
 
     def __init__(self, config: ServerConfig, parts: Parts, lock: DirectoryLock) -> None:
-        self._parts, self._lock = parts, lock
+        self._config, self._lock = config, lock
         self.cluster_id = parts.identity.cluster_id
         self.failed = threading.Event()
         self.fault = ""
         self.on_failed: Callable[[], None] = lambda: None
+        self._stopping = threading.Event()
+        self._beginning = threading.Lock()  # one at a time: beginning again, stopping
         self._alarms: dict[str, str] = {}
         bounds = config.limits
         limits = WatchLimits(max_events=bounds.event_count, max_bytes=bounds.event_bytes, max_watchers=bounds.watchers)
         self.watch = WatchHub(parts.recovered.state.revision, limits)
         self.nodes = NodeTable(lambda: time.monotonic_ns() // 1_000_000)
         self.authorizer = Authorizer(config.principals_file)
-        timings = config.timings
+        self._assemble(parts)
+
+    def _assemble(self, parts: Parts) -> None:
+        """What is built anew when the member begins again from its directory."""
+        config, timings = self._config, self._config.timings
+        self._parts = parts
+        self._kept = quarantine.set_aside_before(parts.disk, parts.data_dir)
         setup = ReplicaSetup(
             member_id=config.member_id,
             timing=Timing(timings.heartbeat_s, timings.election_min_s, timings.election_max_s),
@@ -73,10 +82,10 @@ class Member:
             authorize=self.authorizer.permits,
         )
         exchange = SnapshotExchange(
-            parts.store, parts.snapshot_worker, parts.journal, ExchangeSettings(journal_bytes=bounds.snapshot_journal_bytes)
+            parts.store, parts.snapshot_worker, parts.journal, ExchangeSettings(journal_bytes=config.limits.snapshot_journal_bytes)
         )
         self._replica = Replica(setup, parts.recovered, parts.journal, exchange, self)
-        self._runner = Runner(parts.identity, self._replica, parts.journal, parts.network, self._fail)
+        self._runner = Runner(parts.identity, self._replica, parts.journal, parts.network, Ends(self._fail, self._begin_again_soon))
         self._controller = Controller(self._runner, lambda: self._replica.state, self.nodes)
 
     @classmethod
@@ -97,16 +106,40 @@ class Member:
         self._runner.start()
         self._controller.start()
         configuration = self._replica.engine.configuration
-        if not configuration.members:
+        if not configuration.members and self._kept is None:
             _log.warning("no_cluster_yet", hint="this data directory belongs to no cluster; it waits until a leader adds this member")
 
     def stop(self) -> None:
+        self._stopping.set()
+        with self._beginning:
+            self._take_apart()
+        self.watch.close()
+        self._lock.release()
+
+    def _take_apart(self) -> None:
         self._controller.stop()
         self._runner.stop()
-        self.watch.close()
         for worker in (self._parts.snapshot_worker, self._parts.segment_worker):
             worker.shutdown(wait=False, cancel_futures=True)
-        self._lock.release()
+
+    def _begin_again_soon(self, why: str) -> None:
+        """On the log's thread, which ends with this: another one takes over."""
+        _log.error("set_aside", detail=why)
+        threading.Thread(target=self._begin_again, name="raftmeta-repair", daemon=True).start()
+
+    def _begin_again(self) -> None:
+        """Open the directory once more, which sets aside what is marked, and take everything from the other members."""
+        with self._beginning:
+            if self._stopping.is_set():
+                return
+            try:
+                self._take_apart()
+                self.watch.begin_again()
+                self._alarms.clear()
+                self._assemble(open_parts(self._config, OsDisk()))
+                self.start()
+            except Exception as fault:  # noqa: BLE001 - the outermost frame of this thread: the member must end, whatever it was
+                self._fail(f"the member could not begin again: {fault}")
 
     # ------------------------------------------------------------------ what the API uses
 
@@ -118,6 +151,14 @@ class Member:
     def log(self) -> Log:
         return self._runner
 
+    @property
+    def unsound(self) -> str:
+        """Why nothing may be read here now, "" when it may: this member began with nothing and has not caught up."""
+        if not self._replica.engine.joining:
+            return ""
+        because = f", because it was set aside: {self._kept.detail}" if self._kept is not None else ""
+        return f"this member has not caught up with the others yet{because}"
+
     def gossip(self, topic: str, data: bytes) -> None:
         self._runner.gossip(topic, data)
 
@@ -126,7 +167,7 @@ class Member:
         found = [
             Check("log-thread", not self.fault, self.fault or "running"),
             Check("disk", stalled < STALLED_S, f"the current step takes {stalled:.1f} s" if stalled >= STALLED_S else "syncs return"),
-            Check("state", True, "journal and snapshot were verified at start"),
+            Check("state", not self.unsound, self.unsound or "journal and snapshot were verified at start"),
         ]
         found += [Check(f"alarm-{code}", False, detail) for code, detail in sorted(self._alarms.items())]
         return tuple(found)
@@ -163,6 +204,13 @@ class Member:
         if self._alarms.get(code) != detail and (code in self._alarms or len(self._alarms) < MAX_ALARMS):
             self._alarms[code] = detail
             _log.error("alarm", code=code, detail=detail)
+
+    def alarm_over(self, code: str) -> None:
+        if self._alarms.pop(code, None) is not None:
+            _log.info("alarm_over", code=code)
+
+    def set_aside(self, why: Quarantine) -> None:
+        quarantine.mark(self._parts.disk, self._parts.data_dir, why)
 
     def _fail(self, fault: str) -> None:
         self.fault = fault

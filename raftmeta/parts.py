@@ -21,10 +21,11 @@ from raftmeta.log.boot import Recovered, recover
 from raftmeta.log.clock import check_clock
 from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.engine import library_clock
-from raftmeta.log.faults import JournalCorrupt
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.library import check_library
 from raftmeta.log.marker import Marker
+from raftmeta.log.opening import Openers, open_log
+from raftmeta.log.quarantine import KEPT_NAME, MARK_NAME
 from raftmeta.log.runner import Identity, Network
 from raftmeta.log.settings import TransportSettings
 from raftmeta.log.snapshots import SnapshotStore
@@ -33,7 +34,9 @@ from raftmeta.log.transport import TlsTransport
 from raftmeta.security.tls import PeerTls, TlsFiles
 
 IDENTITY_NAME = "identity"
-OWN_NAMES = frozenset({LOCK_NAME, markers.MARKER_NAME, joining.JOINING_NAME, IDENTITY_NAME, "lost+found"})  # before the first start
+OWN_NAMES = frozenset(  # of a directory before its first start
+    {LOCK_NAME, markers.MARKER_NAME, joining.JOINING_NAME, IDENTITY_NAME, MARK_NAME, KEPT_NAME, "lost+found"}
+)
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -57,13 +60,22 @@ def open_parts(config: ServerConfig, disk: Disk) -> Parts:
     identity = _identity(config, disk, marker)
     if marker is None and _is_new(disk, config.data_dir) and config.peer is None:
         marker = _development_marker(config, disk, identity)
-    joins = config.peer is not None and joining.mark_if_new(disk, config.data_dir, marker is not None)
     segment_worker = ThreadPoolExecutor(1, "raftmeta-segments")
-    journal = _open_journal(config, disk, identity, segment_worker)
+    tuning = Tuning(cluster_id=identity.cluster_id, worker=segment_worker)
     store = SnapshotStore(disk, config.data_dir / "snapshots")
+
+    def recover_from(journal: Journal, joins: bool) -> Recovered:
+        first = markers.read_marker(disk, config.data_dir)
+        return recover(journal, store, first.configuration if first else None, joining=joins)
+
+    openers = Openers(
+        lambda: Journal.open(disk, config.data_dir / "journal", segment_bytes=config.limits.segment_bytes, tuning=tuning),
+        recover_from,
+    )
+    has_peers = config.peer is not None
+    journal, recovered = open_log(disk, config.data_dir, openers, has_marker=marker is not None, has_peers=has_peers)
     configured = tuple(MemberSpec(m.id, m.zone, m.peer_address, m.api_url) for m in config.members)
     try:
-        recovered = recover(journal, store, marker.configuration if marker else None, joining=joins)
         network = _network(config, identity)
     except BaseException:
         journal.close()
@@ -77,17 +89,6 @@ def accept_loss(config: ServerConfig, disk: Disk, index: int) -> tuple[int, int]
     identity = _identity(config, disk, markers.read_marker(disk, config.data_dir))
     tuning = Tuning(cluster_id=identity.cluster_id)
     return Journal.accept_loss(disk, config.data_dir / "journal", index, segment_bytes=config.limits.segment_bytes, tuning=tuning)
-
-
-def _open_journal(config: ServerConfig, disk: Disk, identity: Identity, worker: ThreadPoolExecutor) -> Journal:
-    tuning = Tuning(cluster_id=identity.cluster_id, worker=worker)
-    try:
-        return Journal.open(disk, config.data_dir / "journal", segment_bytes=config.limits.segment_bytes, tuning=tuning)
-    except JournalCorrupt as damage:
-        if len(config.members) <= 1:
-            raise
-        others = "; with other members up, do not accept the loss: move the directory aside and let them bring the member up again"
-        raise RaftmetaError("integrity", damage.detail + others) from damage
 
 
 def _identity(config: ServerConfig, disk: Disk, marker: Marker | None) -> Identity:

@@ -64,6 +64,7 @@ class WatchHub:
         self._wake_scheduled = False
         self._watchers = 0
         self._closed = False
+        self._again = False  # the state was begun again and has not come to `_newest` since
 
     @property
     def revision(self) -> int:
@@ -89,6 +90,11 @@ class WatchHub:
         """Everything that one batch changed, in order of revision, and the revision that the batch reached."""
         changes = _by_revision(events)
         with self._lock:
+            if self._again:  # what watchers were told before comes once more
+                if revision <= self._newest:
+                    return
+                changes = [change for change in changes if change.revision > self._newest]
+                self._again = False
             assert revision >= self._newest and (not changes or self._newest < changes[0].revision), (revision, self._newest)
             assert not changes or changes[-1].revision <= revision, (changes[-1].revision, revision)
             self._newest = revision
@@ -102,11 +108,21 @@ class WatchHub:
     def compacted(self, revision: int) -> None:
         """The state jumped to this revision, past events that were never seen here."""
         with self._lock:
-            assert revision >= self._newest, (revision, self._newest)
+            assert self._again or revision >= self._newest, (revision, self._newest)
             if revision > self._newest:
-                self._ring, self._start, self._events, self._bytes = [], 0, 0, 0
-                self._floor = self._newest = revision
-                self._schedule_wake()
+                self._forget(revision)
+                self._again = False
+
+    def begin_again(self) -> None:
+        """The state was wrong and is made anew from nothing: every watch ends as compacted, and nothing is handed out twice."""
+        with self._lock:
+            self._forget(self._newest + 1)
+            self._again = True
+
+    def _forget(self, revision: int) -> None:
+        self._ring, self._start, self._events, self._bytes = [], 0, 0, 0
+        self._floor = self._newest = revision
+        self._schedule_wake()
 
     # ---- the event loop
 

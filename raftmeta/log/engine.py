@@ -207,6 +207,11 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._hooks.send(target, TimeoutNow(self.term))
         return True
 
+    def step_down(self) -> None:
+        """Lead no more; somebody else will."""
+        if self.role == LEADER:
+            self._step_down()
+
     def installed(self, index: int, term: int, configuration: Configuration) -> None:
         """A verified snapshot replaced the state; the log goes on after it (R3: commit moves only here and on a matched append)."""
         if index <= self.applied_index:

@@ -156,10 +156,11 @@ class SnapshotExchange:
         if incoming.offset < incoming.size_bytes:
             return self._reply(chunk, engine, incoming.offset, False), None
         self._incoming = None
-        meta = incoming.finish()
-        if meta is None:  # the digest is wrong: start over
+        restored: list[State] = []
+        meta = incoming.finish(lambda chunks: restored.append(codec.restore(chunks)))
+        if meta is None:  # the digest is wrong, or the sender's state is not sound: start over
             return self._reply(chunk, engine, 0, False), None
-        state = codec.restore(self._store.open_chunks(meta))
+        (state,) = restored
         self._latest = meta
         self._bytes_at_last = self._journal.bytes
         return self._reply(chunk, engine, meta.size_bytes, True), Installed(meta, state, cfg.decode(meta.config))

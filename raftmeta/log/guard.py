@@ -31,6 +31,9 @@ class Rules(msgspec.Struct, frozen=True):
     answer_stale: bool = True  # R16
     wiped_waits: bool = True  # a member that started with nothing does not vote before it has caught up
     count_self_synced: bool = True  # R19
+    set_aside: bool = True  # a member whose state a majority contradicts serves no more
+    one_set_aside: bool = True  # at most one at a time
+    hold_undecided: bool = True  # no writes while states differ and no majority says which is right
     read_after_noop: bool = True  # C1
     confirm_reads: bool = True  # C1: a majority answers a round that began after the read arrived
 

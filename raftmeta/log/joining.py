@@ -22,9 +22,15 @@ def mark_if_new(disk: Disk, data_dir: Path, has_marker: bool) -> bool:
     journal = data_dir / "journal"
     if has_marker or (disk.exists(journal) and disk.listdir(journal)):
         return False
-    disk.make_directory(data_dir)
-    write_file(disk, path, b"joining\n")
+    mark(disk, data_dir)
     return True
+
+
+def mark(disk: Disk, data_dir: Path) -> None:
+    """From here on it has no vote, until `clear`. Twice is fine."""
+    disk.make_directory(data_dir)
+    if not disk.exists(data_dir / JOINING_NAME):
+        write_file(disk, data_dir / JOINING_NAME, b"joining\n")
 
 
 def clear(disk: Disk, data_dir: Path) -> None:

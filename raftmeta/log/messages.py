@@ -142,6 +142,7 @@ class StateReport(Message, frozen=True, tag=15):
 
     revision: int
     state_hash: bytes
+    sound: bool = True  # False: the sender is set aside or has not caught up, its state stands for nothing
 
 
 AnyMessage = (

@@ -43,14 +43,14 @@ from raftmeta.log.messages import (
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.progress import Progress
 from raftmeta.log.proposals import Pending, Proposals, Result, Sink, commands_of, decode_body, encode_body
+from raftmeta.log.quarantine import Quarantine
 from raftmeta.log.reads import Reads, ReadSink
+from raftmeta.log.reports import Reports
 from raftmeta.log.setup import Halted, Ports, Setup, Timing
 
 EXPIRY_S = 0.05  # how often deadlines of waiting callers are looked at
 BARRIER_S = 0.5  # a member without readers renews its barrier this often, so that its staleness is known
-REPORT_EVERY = 1_000  # revisions between two reports of the state hash to the peers
 MAX_FORWARD_BYTES = 4 << 20
-MAX_REPORTS = 64
 
 
 Transmit = Callable[[list[tuple[str, AnyMessage]]], object]
@@ -66,6 +66,8 @@ class Observer(Protocol):
     def peers_changed(self, configuration: Configuration) -> None: ...
     def heard(self, peer: str, topic: str, data: bytes) -> None: ...
     def alarm(self, code: str, detail: str) -> None: ...
+    def alarm_over(self, code: str) -> None: ...
+    def set_aside(self, why: Quarantine) -> None: ...  # durable when it returns; the replica ends after it
 
 
 class ReplicaSetup(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ class Replica:
         self._replies: dict[str, list[ProposalReply]] = {}
         self._connected: set[str] = set()
         self._leader = ""
-        self._reports: dict[int, bytes] = {}
+        self._reports = Reports(setup.member_id, self, setup.rules)
         self._expire_at = 0.0
         self._stamping: tuple[int, int, float] | None = None  # term, wall ms and monotonic s when its stamping began
         self.sync_s = 0.0
@@ -113,6 +115,9 @@ class Replica:
         self.proposals.submit(Pending(proposal, self._ports.clock() + timeout_s, sink))
 
     def read(self, timeout_s: float, sink: ReadSink) -> None:
+        if self.engine.joining:
+            sink("starting", 0)  # what it has applied so far is not what was acknowledged
+            return
         self.reads.submit(self._ports.clock() + timeout_s, sink)
 
     def gossip(self, topic: str, data: bytes) -> None:
@@ -121,6 +126,10 @@ class Replica:
 
     def is_connected(self, peer: str) -> bool:
         return peer in self._connected
+
+    @property
+    def linked(self) -> frozenset[str]:
+        return frozenset(self._connected)
 
     @property
     def snapshot_index(self) -> int:
@@ -147,6 +156,8 @@ class Replica:
         if self.engine.has_caught_up():
             self._observer.caught_up()  # durable before the first vote
             self.engine.joining = False
+            self._reports.caught_up()
+        self._reports.step(self._ports.clock())
         self._exchange.poll(self.engine, self.state)
         if self._exchange.trouble:
             self._observer.alarm("disk_full", f"snapshot: {self._exchange.trouble}")
@@ -184,6 +195,7 @@ class Replica:
             case Connected():
                 self._connected.add(event.peer)
                 self.engine.connected(event.peer, event.incarnation)
+                self._reports.connected(event.peer)
             case Disconnected():
                 self._connected.discard(event.peer)
                 self.engine.disconnected(event.peer)
@@ -208,7 +220,7 @@ class Replica:
             case Gossip():
                 self._observer.heard(peer, message.topic, message.data)
             case StateReport():
-                self._compare(peer, message)
+                self._reports.heard(peer, message)
             case _:
                 self.engine.receive(peer, message)
 
@@ -303,6 +315,9 @@ class Replica:
     def next_payload(self) -> bytes | None:
         if not self.proposals.queue:
             return None
+        if self._reports.hold:
+            self.proposals.end_queued("integrity")
+            return None
         if not self._journal.has_room(self.proposals.queue_bytes):
             self._without_room()
             return None
@@ -336,8 +351,7 @@ class Replica:
                 applied = apply_batch(self.state, commands_of(memoryview(payload)[1:]))
                 self.state, outcomes = applied.state, applied.outcomes
                 self._observer.applied(applied.state, applied.events)
-                if before // REPORT_EVERY != self.state.revision // REPORT_EVERY:
-                    self._report()
+                self._reports.applied(before)
             case ops.OP_NOOP:
                 pass
             case ops.OP_MEMBERSHIP:
@@ -369,23 +383,16 @@ class Replica:
     def next_chunk(self, peer: str, progress: Progress) -> SnapshotChunk | None:
         return self._exchange.next_chunk(progress, self.engine)
 
-    # ------------------------------------------------------------------ equal revisions have equal hashes
+    # ------------------------------------------------------------------ what reports of the state ask for
 
-    def _report(self) -> None:
-        revision, state_hash = self.state.revision, self.state.state_hash
-        self._reports[revision] = state_hash
-        while len(self._reports) > MAX_REPORTS:
-            self._reports.pop(next(iter(self._reports)))
-        for peer in sorted(self._connected):
-            self._outbox.append((peer, StateReport(revision, state_hash)))
+    def alarm(self, code: str, detail: str) -> None:
+        self._observer.alarm(code, detail)
 
-    def _compare(self, peer: str, report: StateReport) -> None:
-        own = self._reports.get(report.revision)
-        if own is not None and own != report.state_hash:
-            self._observer.alarm(
-                "integrity",
-                f"at revision {report.revision} {peer} has state hash {report.state_hash.hex()}, this member {own.hex()}",
-            )
+    def alarm_over(self, code: str) -> None:
+        self._observer.alarm_over(code)
+
+    def set_aside(self, cause: str, detail: str) -> None:
+        self._observer.set_aside(Quarantine(cause, detail, self._journal.term, self._journal.voted_for))
 
 
 def _result_of(reply: ProposalReply) -> Result:

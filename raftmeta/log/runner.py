@@ -24,6 +24,7 @@ from raftmeta.log.messages import AnyMessage, Proposal
 from raftmeta.log.peers import PeerEvent
 from raftmeta.log.port import LogStatus, MemberInfo
 from raftmeta.log.proposals import Result, encode_body
+from raftmeta.log.quarantine import Quarantined
 from raftmeta.log.replica import Replica
 from raftmeta.log.ticket import Ticket
 
@@ -48,14 +49,22 @@ class Identity(msgspec.Struct, frozen=True):
     cluster_id: str
 
 
+class Ends(msgspec.Struct, frozen=True):
+    """Who is told, on the log's thread, that it ended by itself and why."""
+
+    fault: Callable[[str], None]  # the process must end
+    set_aside: Callable[[str], None]  # the member begins again from its directory
+
+
 class Runner:
-    def __init__(self, identity: Identity, replica: Replica, journal: Journal, network: Network, on_fault: Callable[[str], None]) -> None:
+    def __init__(self, identity: Identity, replica: Replica, journal: Journal, network: Network, ends: Ends) -> None:
         self._identity, self._replica, self._journal, self._network = identity, replica, journal, network
-        self._on_fault = on_fault
+        self._ends = ends
         self._inbox: deque[Callable[[], None]] = deque()
         self._woken = False
         self._stopping = False
         self._fault = ""
+        self._set_aside = ""
         self._thread = threading.Thread(target=self._run, name="raftmeta-log", daemon=True)
         self._status = self._look()
         self._status_at = 0.0
@@ -119,9 +128,10 @@ class Runner:
         return 0.0 if began == 0.0 else monotonic() - began
 
     def _call(self, call: Callable[[], None], ticket: Ticket[Outcome] | Ticket[int] | None) -> None:
-        if self._stopping or self._fault:
+        if self._stopping or self._fault or self._set_aside:
             if ticket is not None:
-                ticket.set_exception(RaftmetaError("shutting_down", self._fault or "the member is stopping"))
+                why = self._fault or self._set_aside or "the member is stopping"
+                ticket.set_exception(RaftmetaError("starting" if self._set_aside else "shutting_down", why))
             return
         self._inbox.append(call)
         if not self._woken:
@@ -134,6 +144,8 @@ class Runner:
         try:
             while not self._stopping:
                 self._once()
+        except Quarantined as why:
+            self._set_aside = str(why)
         except Exception as fault:  # noqa: BLE001 - the outermost loop: the member must end, whatever it was
             self._fault = f"{type(fault).__name__}: {fault}"
         self._step_began = 0.0
@@ -142,7 +154,9 @@ class Runner:
         self._replica.stop()
         self._status = self._look()
         if self._fault:
-            self._on_fault(self._fault)
+            self._ends.fault(self._fault)
+        elif self._set_aside:
+            self._ends.set_aside(self._set_aside)
 
     def _once(self) -> None:
         wait = self._replica.next_deadline() - monotonic()
@@ -173,7 +187,7 @@ class Runner:
         return LogStatus(
             member_id=self._identity.member_id,
             cluster_id=self._identity.cluster_id,
-            role="stopped" if self._fault or self._stopping else ROLE_NAMES[engine.role],
+            role="stopped" if self._fault or self._set_aside or self._stopping else ROLE_NAMES[engine.role],
             leader_id=engine.leader_id,
             term=engine.term,
             last_index=engine.last_index,
@@ -215,6 +229,8 @@ _WHY = {
     "body_too_large": "the command exceeds 4 MiB",
     "disk_full": "the leader has no room for another journal segment",
     "shutting_down": "the member is stopping",
+    "integrity": "members have different states and no majority says which is right; nothing is written until one does",
+    "starting": "this member started without data and has not caught up",
     "forbidden": "the leader does not allow this principal to do this",
     "bad_request": "the leader could not read the forwarded command",
 }

@@ -182,10 +182,11 @@ class Incoming:
         self.offset += len(data)
         return True
 
-    def finish(self) -> SnapshotMeta | None:
+    def finish(self, accept: Callable[[Iterator[bytes]], None] = lambda chunks: None) -> SnapshotMeta | None:
         """Verify the whole and publish it. None when it is not what was announced: it is gone then and the transfer starts over.
 
-        Reads the file once more from start to end; for a large one, run it in a worker.
+        `accept` gets the chunks before anything is published, and raises RaftmetaError `integrity` when they are no sound state. Reads the
+        file once more from start to end; for a large one, run it in a worker.
         """
         if self._file is None or self.offset != self.size_bytes:
             raise ValueError(f"snapshot {self.index}: {self.offset} of {self.size_bytes} bytes are here")
@@ -195,7 +196,10 @@ class Incoming:
         self.close()
         try:
             meta = self._store._verify(path, self.index, self.term)
-        except SnapshotCorrupt:
+            accept(snapshot_file.read_chunks(self._disk, path))
+        except RaftmetaError as fault:
+            if fault.code != "integrity":
+                raise
             self._disk.unlink(path)
             return None
         self._store._publish(path, meta)

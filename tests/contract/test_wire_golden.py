@@ -45,7 +45,7 @@ GOLDEN: list[tuple[m.AnyMessage, str]] = [
     (m.ReadIndex(id=1 << 40), "920ccf0000010000000000"),
     (m.ReadIndexReply(id=1 << 40, index=-1), "930dcf0000010000000000ff"),
     (m.Gossip(topic="heartbeat", data=b"{}"), "930ea9686561727462656174c4027b7d"),
-    (m.StateReport(revision=12, state_hash=bytes(32)), "930f0cc420" + "00" * 32),
+    (m.StateReport(revision=12, state_hash=bytes(32)), "940f0cc420" + "00" * 32 + "c3"),
 ]
 
 GOLDEN_HELLO = (

@@ -10,14 +10,16 @@ from raftmeta.core.commands import Body
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DiskFailed
-from raftmeta.log import joining
-from raftmeta.log.boot import recover
+from raftmeta.log import joining, quarantine
+from raftmeta.log.boot import Recovered, recover
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AnyMessage
+from raftmeta.log.opening import Openers, open_log
 from raftmeta.log.peers import PeerEvent
+from raftmeta.log.quarantine import Quarantine, Quarantined
 from raftmeta.log.replica import Replica, ReplicaSetup
 from raftmeta.log.setup import Halted, Ports, Timing
 from raftmeta.log.snapshots import SnapshotStore
@@ -56,6 +58,8 @@ class SimMember:
         self.busy_until = 0.0
         self.paused_until = 0.0
         self.halted = ""
+        self.set_aside_now = False
+        self.diverged = False  # its state was changed behind its back
 
     @property
     def alive(self) -> bool:
@@ -66,15 +70,9 @@ class SimMember:
         self.incarnation += 1
         self.inbox = []
         try:
-            joins = joining.mark_if_new(self.disk, DIRECTORY, self._marker is not None)
-            self.journal = Journal.open(
-                self.disk,
-                DIRECTORY / "journal",
-                segment_bytes=self._world.segment_bytes,
-                tuning=Tuning(cluster_id=CLUSTER_ID, tail_bytes=self._world.tail_bytes, clock=self._world.clock),
-            )
             store = SnapshotStore(self.disk, DIRECTORY / "snapshots")
-            recovered = recover(self.journal, store, self._marker, joining=joins, boot_from_log=self._world.rules.boot_from_log)
+            openers = Openers(self._open_journal, lambda journal, joins: self._recover(journal, store, joins))
+            self.journal, recovered = open_log(self.disk, DIRECTORY, openers, has_marker=self._marker is not None, has_peers=True)
             exchange = SnapshotExchange(store, InlineWorker(), self.journal, self._world.exchange_settings)
             setup = ReplicaSetup(
                 member_id=self.id,
@@ -90,6 +88,16 @@ class SimMember:
         except (PowerLost, DiskFailed):
             self.power_off()
 
+    def _open_journal(self) -> Journal:
+        world = self._world
+        tuning = Tuning(cluster_id=CLUSTER_ID, tail_bytes=world.tail_bytes, clock=world.clock)
+        return Journal.open(self.disk, DIRECTORY / "journal", segment_bytes=world.segment_bytes, tuning=tuning)
+
+    def _recover(self, journal: Journal, store: SnapshotStore, joins: bool) -> Recovered:
+        if joins:
+            self._marker = None
+        return recover(journal, store, self._marker, joining=joins, boot_from_log=self._world.rules.boot_from_log)
+
     def step(self) -> list[tuple[str, AnyMessage]]:
         """One step with everything that arrived. Empty when the member ended in it."""
         assert self.replica is not None and self.journal is not None
@@ -102,10 +110,19 @@ class SimMember:
             return outbox
         except (PowerLost, DiskFailed):
             self.power_off()
+        except Quarantined:
+            self.set_aside_now = True
+            self.end()
         except Halted as fault:
             self.halted = str(fault)
             self.power_off()
         return []
+
+    def end(self) -> None:
+        """The process ends by itself; what it wrote stays readable, synced or not."""
+        self.replica = None
+        self.journal = None
+        self.disk.kill()
 
     def power_off(self) -> None:
         """The power went: callers never hear again, un-synced writes are lost, torn or kept."""
@@ -136,6 +153,12 @@ class SimMember:
     def alarm(self, code: str, detail: str) -> None:
         self._world.invariants.alarm(self.id, code, detail)
 
+    def alarm_over(self, code: str) -> None:
+        self._world.note("alarm over", self.id, code)
+
+    def set_aside(self, why: Quarantine) -> None:
+        quarantine.mark(self.disk, DIRECTORY, why)
+
 
 class World:
     """What all members share."""
@@ -148,6 +171,10 @@ class World:
     exchange_settings: ExchangeSettings
     segment_bytes: int
     tail_bytes: int
+
+    def note(self, *what: object) -> None:
+        """Into the trace."""
+        raise NotImplementedError
 
 
 def _everyone(principal: str, body: Body) -> bool:

@@ -181,6 +181,7 @@ class FakeMember:
         self.authorizer = FakeAuthorizer()
         self.gossiped: list[tuple[str, bytes]] = []
         self.verified = True
+        self.unsound = ""
         self.log = FakeLog(self._published, threaded)
 
     def gossip(self, topic: str, data: bytes) -> None:

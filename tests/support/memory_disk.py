@@ -85,7 +85,7 @@ class MemoryDisk:
         self.off = False
         self._names: dict[Path, _Inode] = {}
         self._durable_names: dict[Path, _Inode] = {}
-        self._pending: list[dict[Path, _Inode | None]] = []
+        self._pending: list[tuple[dict[Path, _Inode | None], set[Path]]] = []  # with the directories that are not synced since
         self._directories: set[Path] = set()
         self._open: dict[int, _Inode] = {}
         self._next_fd = 3
@@ -102,7 +102,7 @@ class MemoryDisk:
         """Power loss and reboot. `keep` is the share of un-synced changes that survive; by default none, all or some."""
         if keep is None:
             keep = self.random.choice((0.0, 1.0, 0.5, 0.5))
-        for change in self._pending:
+        for change, _ in self._pending:
             if self.random.random() < keep:
                 self._apply(self._durable_names, change)
         self._pending.clear()
@@ -155,7 +155,7 @@ class MemoryDisk:
 
         other._names = {path: copy(inode) for path, inode in self._names.items()}
         other._durable_names = {path: copy(inode) for path, inode in self._durable_names.items()}
-        other._pending = [{path: inode and copy(inode) for path, inode in change.items()} for change in self._pending]
+        other._pending = [({path: inode and copy(inode) for path, inode in change.items()}, set(left)) for change, left in self._pending]
         other._directories = set(self._directories)
         return other
 
@@ -229,11 +229,12 @@ class MemoryDisk:
     def sync_directory(self, directory: Path) -> None:
         self._call("sync_directory", directory)
         waiting = []
-        for change in self._pending:
-            if all(path.parent == directory for path in change):
-                self._apply(self._durable_names, change)
+        for change, left in self._pending:
+            left.discard(directory)
+            if left:
+                waiting.append((change, left))
             else:
-                waiting.append(change)
+                self._apply(self._durable_names, change)
         self._pending = waiting
 
     def free_bytes(self, directory: Path) -> int:
@@ -298,7 +299,7 @@ class MemoryDisk:
 
     def _change(self, change: dict[Path, _Inode | None]) -> None:
         self._apply(self._names, change)
-        self._pending.append(change)
+        self._pending.append((change, {path.parent for path in change}))
 
     @staticmethod
     def _apply(names: dict[Path, _Inode], change: dict[Path, _Inode | None]) -> None:

@@ -13,7 +13,7 @@ from raftmeta.core.commands import Body, Publish
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import VersionSummary
-from raftmeta.log import joining
+from raftmeta.log import joining, quarantine
 from raftmeta.log.boot import recover
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
 from raftmeta.log.engine import LEADER
@@ -21,8 +21,10 @@ from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AnyMessage, Proposal
+from raftmeta.log.opening import Openers, open_log
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.proposals import Result, encode_body
+from raftmeta.log.quarantine import Quarantine, Quarantined
 from raftmeta.log.replica import Replica, ReplicaSetup
 from raftmeta.log.setup import Ports, Timing
 from raftmeta.log.snapshots import SnapshotStore
@@ -46,10 +48,13 @@ class Box:
         self.inbox: list[PeerEvent] = []
         self.incarnation = 0
         self.told: list[str] = []
-        joins = joining.mark_if_new(disk, Path("/data"), marker is not None)
-        self.journal = Journal.open(disk, Path("/data/journal"), segment_bytes=world.segment_bytes, tuning=Tuning(cluster_id="trio"))
+        tuning = Tuning(cluster_id="trio")
         store = SnapshotStore(disk, Path("/data/snapshots"))
-        recovered = recover(self.journal, store, marker, joining=joins)
+        openers = Openers(
+            lambda: Journal.open(disk, Path("/data/journal"), segment_bytes=world.segment_bytes, tuning=tuning),
+            lambda journal, joins: recover(journal, store, None if joins else marker, joining=joins),
+        )
+        self.journal, recovered = open_log(disk, Path("/data"), openers, has_marker=marker is not None, has_peers=True)
         exchange = SnapshotExchange(store, InlineWorker(), self.journal, world.exchange)
         ports = Ports(lambda: world.now, lambda: world.jitter[name])
         setup = ReplicaSetup(name, Timing(), ports, world.wall_ms, world.authorize, world.rules)
@@ -76,6 +81,13 @@ class Box:
 
     def alarm(self, code: str, detail: str) -> None:
         self.told.append(f"alarm {code}")
+
+    def alarm_over(self, code: str) -> None:
+        self.told.append(f"alarm over {code}")
+
+    def set_aside(self, why: Quarantine) -> None:
+        self.told.append("set aside")
+        quarantine.mark(self.disk, Path("/data"), why)
 
 
 class Trio:
@@ -139,7 +151,12 @@ class Trio:
                 box = self.boxes[name]
                 events, box.inbox = box.inbox, []
                 outbox: list[tuple[str, AnyMessage]] = []
-                box.replica.step(events, outbox.extend)
+                try:
+                    box.replica.step(events, outbox.extend)
+                except Quarantined:
+                    told = box.told
+                    self.boot(name, self.stop(name)).told[:0] = told
+                    continue
                 for peer, message in outbox:
                     if peer in self.boxes and (name, peer) not in self.cut and not self.drop(name, peer, message):
                         self.boxes[peer].inbox.append(Received(name, message))

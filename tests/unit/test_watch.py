@@ -335,3 +335,27 @@ class Interleavings(RuleBasedStateMachine):
 
 TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def test_a_state_that_begins_again_ends_watches_and_hands_nothing_out_twice() -> None:
+    hub = WatchHub(0)
+    for revision in (1, 2, 3):
+        hub.publish([event(revision)], revision)
+    old = hub.subscribe(3)
+    hub.begin_again()
+    assert code_of(old.take) == "compacted"
+    hub.publish([event(1), event(2)], 2)  # made anew: everybody was told before
+    assert code_of(hub.subscribe, 3) == "compacted"
+    hub.publish([event(3), event(4), event(5)], 5)
+    assert drain(hub.subscribe(4)) == [5]
+    assert hub.revision == 5
+
+
+def test_a_snapshot_ends_the_time_of_beginning_again() -> None:
+    hub = WatchHub(0)
+    hub.publish([event(1)], 1)
+    hub.begin_again()
+    hub.compacted(1)  # an older one than what was told
+    hub.compacted(9)
+    hub.publish([event(10)], 10)
+    assert (hub.floor, hub.revision) == (9, 10)

@@ -449,19 +449,6 @@ def test_d4_a_member_short_of_room_takes_a_snapshot_to_let_segments_go() -> None
     assert trio.boxes["m1"].journal.first_index > 1
 
 
-def test_members_that_differ_at_one_revision_raise_an_alarm() -> None:
-    trio = Trio()
-    leader, follower = trio.leader(), trio.follower()
-    trio.write(leader, "v1")
-    trio.run(0.5)
-    leader.replica._reports[1] = b"\1" * 32
-    from raftmeta.log.messages import StateReport
-
-    leader.inbox.append(Received(follower.name, StateReport(1, b"\2" * 32)))
-    trio.run(0.1)
-    assert "alarm integrity" in leader.told
-
-
 def test_the_marker_is_used_up_by_the_first_commit_of_the_configuration() -> None:
     trio = Trio()
     trio.leader()

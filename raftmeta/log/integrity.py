@@ -1,0 +1,85 @@
+"""What it means that members have different states at one revision. Pure: reports in, judgements out.
+
+Equal revisions must have equal hashes. A difference is decided by a majority of the configuration and by nothing less: the member that
+stands alone against it sets itself aside; without a majority nobody is chosen, and nothing more is written until one appears or an operator
+decides. While one member is set aside or has not caught up again, no other sets itself aside: the second would take the majority along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+from typing import NamedTuple
+
+MAX_REVISIONS = 64  # kept, the newest; a member that is further behind is compared at a later one
+
+
+class Verdict(Enum):
+    EQUAL = "equal"  # nobody differs, as far as is known
+    SELF = "self"  # a majority holds another state: this member is wrong
+    PEER = "peer"  # a majority, this member included, differs from somebody, who finds out likewise
+    UNDECIDED = "undecided"  # states differ, and no majority says which is right
+
+
+class Judgement(NamedTuple):
+    verdict: Verdict
+    revision: int
+    detail: str = ""
+
+
+class Comparison:
+    """Reports by revision, this member's own under its own name."""
+
+    def __init__(self, member_id: str) -> None:
+        self._id = member_id
+        self._reports: dict[int, dict[str, bytes]] = {}
+        self._unsound: set[str] = set()  # members that are set aside or have not caught up since
+        self._undecided: set[int] = set()
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a difference stands that no majority has decided."""
+        return bool(self._undecided)
+
+    def own_at(self, revision: int) -> bytes | None:
+        return self._reports.get(revision, {}).get(self._id)
+
+    def note(self, member: str, revision: int, state_hash: bytes, sound: bool = True) -> None:
+        """A member's state at a revision. Of one that is not sound nothing is compared, now or before."""
+        if not sound:
+            self._unsound.add(member)
+            for reports in self._reports.values():
+                reports.pop(member, None)
+            return
+        self._unsound.discard(member)
+        self._reports.setdefault(revision, {})[member] = state_hash
+        while len(self._reports) > MAX_REVISIONS:
+            oldest = min(self._reports)
+            del self._reports[oldest]
+            self._undecided.discard(oldest)
+
+    def judge(self, revision: int, members: Collection[str], quorum: int) -> Judgement:
+        """What the reports of the members of the configuration say about this revision."""
+        reports = {member: found for member, found in self._reports.get(revision, {}).items() if member in members}
+        own = reports.get(self._id)
+        differing = sorted(member for member, found in reports.items() if found != own)
+        if own is None or not differing:
+            if own is not None and len(reports) >= quorum:
+                self._decided(revision)
+            return Judgement(Verdict.EQUAL, revision)
+        groups: dict[bytes, list[str]] = {}
+        for member, found in sorted(reports.items()):
+            groups.setdefault(found, []).append(member)
+        detail = f"state hashes at revision {revision} differ: " + ", ".join(
+            f"{' and '.join(names)}: {found.hex()}" for found, names in groups.items()
+        )
+        largest = max(groups.values(), key=len)
+        if len(largest) < quorum or (self._id not in largest and self._unsound & set(members)):
+            self._undecided.add(revision)
+            return Judgement(Verdict.UNDECIDED, revision, detail)
+        self._decided(revision)
+        return Judgement(Verdict.PEER if self._id in largest else Verdict.SELF, revision, detail)
+
+    def _decided(self, revision: int) -> None:
+        """A majority that agrees here settles what was open before: states do not become equal again by themselves."""
+        self._undecided = {open_one for open_one in self._undecided if open_one > revision}

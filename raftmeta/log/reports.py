@@ -1,0 +1,119 @@
+"""Telling the peers what the state is, and acting on what they tell.
+
+A report goes to every peer every REPORT_EVERY revisions, in answer to a report of this member's own revision, and from a leader every
+REPORT_S, so that a quiet cluster is compared too; to one peer when its link comes up. What a difference means is decided in integrity.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from raftmeta.core.state import State
+from raftmeta.log.engine import LEADER, Engine
+from raftmeta.log.guard import Rules
+from raftmeta.log.integrity import Comparison, Verdict
+from raftmeta.log.messages import StateReport
+from raftmeta.log.quarantine import Quarantined
+
+REPORT_EVERY = 1_000  # revisions
+REPORT_S = 10.0  # a leader that writes less than that reports this often
+UNDECIDED_REPORT_S = 0.5  # and this often while a difference waits for a majority
+
+
+class Owner(Protocol):
+    """The replica, as far as reports need it."""
+
+    engine: Engine
+    state: State
+
+    @property
+    def linked(self) -> Collection[str]:
+        """Peers with a link that is up."""
+
+    def send(self, peer: str, message: StateReport) -> None: ...
+    def alarm(self, code: str, detail: str) -> None: ...
+    def alarm_over(self, code: str) -> None: ...
+    def set_aside(self, cause: str, detail: str) -> None:
+        """Durably decide that this member's state serves no more."""
+
+
+class Reports:
+    def __init__(self, member_id: str, owner: Owner, rules: Rules) -> None:
+        self._id, self._owner, self._rules = member_id, owner, rules
+        self._comparison = Comparison(member_id)
+        self._told: dict[str, int] = {}  # peer -> revision of the last report to it
+        self._due_at = 0.0
+        self._alarmed = False
+
+    @property
+    def hold(self) -> bool:
+        """Whether nothing may be written now."""
+        return self._comparison.undecided and self._rules.hold_undecided
+
+    def connected(self, peer: str) -> None:
+        self._told.pop(peer, None)
+        self._tell(peer)
+
+    def applied(self, before: int) -> None:
+        """The state moved on from revision `before`. Raises Quarantined."""
+        if before // REPORT_EVERY != self._owner.state.revision // REPORT_EVERY:
+            self._report()
+
+    def step(self, now: float) -> None:
+        """Raises Quarantined."""
+        if now >= self._due_at:
+            self._due_at = now + (UNDECIDED_REPORT_S if self._comparison.undecided else REPORT_S)
+            if self._owner.engine.role == LEADER:
+                self._told.clear()  # somebody may have come to this revision only since
+                self._report()
+
+    def caught_up(self) -> None:
+        """From here on this member's state stands for something."""
+        self._told.clear()
+        self._report()
+
+    def heard(self, peer: str, report: StateReport) -> None:
+        """Raises Quarantined."""
+        sound = report.sound or not self._rules.one_set_aside
+        self._comparison.note(peer, report.revision, report.state_hash, sound)
+        if report.revision == self._owner.state.revision:
+            self._report()
+        else:
+            self._judge(report.revision)
+
+    def _report(self) -> None:
+        """To everybody, since it takes three to see who is wrong; to each peer once per revision."""
+        for peer in sorted(self._owner.linked):
+            self._tell(peer)
+        self._judge(self._note_own()[0])
+
+    def _note_own(self) -> tuple[int, bytes]:
+        state = self._owner.state
+        own = self._comparison.own_at(state.revision)
+        if own is None:
+            own = state.state_hash
+            self._comparison.note(self._id, state.revision, own)
+        return state.revision, own
+
+    def _tell(self, peer: str) -> None:
+        revision, own = self._note_own()
+        if self._told.get(peer) != revision:
+            self._told[peer] = revision
+            self._owner.send(peer, StateReport(revision, own, not self._owner.engine.joining))
+
+    def _judge(self, revision: int) -> None:
+        owner, configuration = self._owner, self._owner.engine.configuration
+        judged = self._comparison.judge(revision, configuration.ids, configuration.quorum)
+        if judged.verdict is Verdict.EQUAL:
+            if self._alarmed and not self._comparison.undecided:
+                self._alarmed = False
+                owner.alarm_over("integrity")
+            return
+        self._alarmed = True
+        owner.alarm("integrity", judged.detail)
+        if judged.verdict is Verdict.SELF and self._rules.set_aside:
+            owner.engine.step_down()
+            detail = f"a majority of the members has another state; {judged.detail}"
+            owner.set_aside("state_differs", detail)
+            raise Quarantined(detail)
