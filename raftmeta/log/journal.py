@@ -9,10 +9,9 @@ later call raises. One thread owns a journal. Memory is bounded by `tail_bytes` 
 from __future__ import annotations
 
 import bisect
-import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +51,20 @@ class _Cut:
     previous: Cursor  # what the new segment's first record follows
 
 
+class _Fatal:
+    """Any error inside is final, also a full disk: what is needed was allocated before, so its state is unknown."""
+
+    def __init__(self, fail: Callable[[DiskError], DiskFailed]) -> None:
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DiskError):
+            raise self._fail(error) from error
+
+
 class Journal:
     """Made by `open`."""
 
@@ -62,6 +75,7 @@ class Journal:
         self._clock = tuning.clock
         self._cut: _Cut | None = None
         self._failed: DiskFailed | None = None
+        self._fatal = _Fatal(self._fail)
         self._quiet_since: float | None = None
         self.term = hard.state.term
         self.voted_for = hard.state.voted_for
@@ -196,9 +210,11 @@ class Journal:
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether a record of that size fits without the reserve, which is for what a member must write even when its disk is full."""
-        self._check()
-        with self._fatal():
-            self._pool.top_up()
+        if self._failed is not None:
+            self._check()
+        if not self._pool.at_rest:
+            with self._fatal:
+                self._pool.top_up()
         return self._room.has_room(n_bytes, len(self._segments))
 
     def append(self, index: int, term: int, payload: Payload) -> None:
@@ -231,7 +247,7 @@ class Journal:
                 row = segment.row
                 self._cut = _Cut(number, None, Cursor(DATA_START, index - 1, row.previous_term, row.previous_crc))
             else:
-                with self._fatal():
+                with self._fatal:
                     seal = segment.locate(index - 1)
                 self._cut = _Cut(number + 1, seal, seal)
             self.synced_index = index - 1
@@ -250,7 +266,7 @@ class Journal:
             return 0.0
         started = self._clock()
         self._quiet_since = None
-        with self._fatal():
+        with self._fatal:
             if self._cut is not None:
                 self._make_cut(self._cut)
             elif changed or not hard.settled:
@@ -265,7 +281,7 @@ class Journal:
     def idle(self, now: float) -> float:
         """Do what waits for a quiet moment. Returns when to call again, on the clock of `now`, infinity when nothing waits."""
         self._check()
-        with self._fatal():
+        with self._fatal:
             again = self._pool.tend(now)
             segment, hard = self._segments[-1], self._hard
             if self._cut is not None or not (segment.mark_due or not hard.settled):
@@ -285,7 +301,7 @@ class Journal:
         count = sum(1 for segment in self._segments[:-1] if segment.last_index <= min(index, self.synced_index))
         if count == 0 or self._cut is not None:
             return 0
-        with self._fatal():
+        with self._fatal:
             self._list_segments(self._segments[count:], self._segments[:count])
             self._pool.retry()
         return count
@@ -299,7 +315,7 @@ class Journal:
         self._claim(1)
         if term > self.term:
             self.term, self.voted_for = term, ""
-        with self._fatal():
+        with self._fatal:
             self._begin_segment(Cursor(DATA_START, index, term, 0), 0)
             self._pool.retry()
         self._cut = None
@@ -311,7 +327,7 @@ class Journal:
         """Sync and mark what is pending, unless the disk failed, and let go of the files."""
         if self._failed is None:
             self.sync()
-            with self._fatal():
+            with self._fatal:
                 self._settle()
                 self._pool.drain()
         for segment in self._segments:
@@ -324,14 +340,9 @@ class Journal:
         if self._failed is not None:
             raise DiskFailed(f"the journal stopped at an earlier error: {self._failed.detail}", self._failed.errno)
 
-    @contextlib.contextmanager
-    def _fatal(self) -> Iterator[None]:
-        """Any error inside is final, also a full disk: what is needed was allocated before, so its state is unknown."""
-        try:
-            yield
-        except DiskError as cause:
-            self._failed = DiskFailed(cause.detail, cause.errno)
-            raise self._failed from cause
+    def _fail(self, cause: DiskError) -> DiskFailed:
+        self._failed = DiskFailed(cause.detail, cause.errno)
+        return self._failed
 
     def _number_of(self, index: int) -> int:
         return bisect.bisect_right(self._segments, index, key=lambda segment: segment.first_index) - 1

@@ -91,6 +91,11 @@ class SparePool:
     _job: Handle[int] | None = None
     _unlinks: deque[Handle[None]] = field(default_factory=deque)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether `top_up` would find nothing to do."""
+        return self._job is None and not self._unlinks and (self.full is not None or len(self.ready) >= self.target)
+
     def poll(self) -> None:
         """Collect what the worker finished. Raises DiskFailed when the disk failed under it."""
         while self._unlinks and self._unlinks[0].done():
