@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from api.strict_json import Body
+from api.json_body import Body
 from raftmeta.security.roles import Principal
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from node_agent.messages import Inferred, Tensor
-from raftmeta.client import strict_json
+from raftmeta import strict_json
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import LABEL, NAME
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from api import replies
+from api.json_body import Body
 from api.operation import Answer, Call, Kind, Operation, Reply
 from api.schemas import answers, examples
 from api.schemas.bodies import MAX_REPORT_BYTES, VerdictBody
 from api.service import Service
-from api.strict_json import Body
 from raftmeta.core import queries
 from raftmeta.core.commands import RecordVerdict
 from raftmeta.core.errors import RaftmetaError

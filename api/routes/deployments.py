@@ -9,11 +9,11 @@ import hashlib
 from itertools import pairwise
 
 from api import replies
+from api.json_body import Body
 from api.operation import Answer, Call, Kind, Operation, Reply
 from api.schemas import answers, examples
 from api.schemas.bodies import ActivateBody, DeploymentBody, RollBackBody, SideBody
 from api.service import Service, result_of
-from api.strict_json import Body
 from raftmeta.core import queries
 from raftmeta.core.commands import Activate, DeclareDeployment, RollBack
 from raftmeta.core.errors import RaftmetaError

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from api import replies
+from api.json_body import Body
 from api.operation import Answer, Call, Kind, Operation, Reply
 from api.schemas import answers, examples
 from api.schemas.bodies import AttestBody
 from api.service import Service
-from api.strict_json import Body
 from raftmeta import nodes
 from raftmeta.core.commands import Attest
 from raftmeta.core.errors import RaftmetaError

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from api import replies
+from api.json_body import Body
 from api.operation import Answer, Call, Kind, Operation, Reply
 from api.schemas import answers, examples, records
 from api.schemas.bodies import AbortBody
 from api.service import Service
-from api.strict_json import Body
 from raftmeta.core import queries
 from raftmeta.core.commands import AbortRollout
 

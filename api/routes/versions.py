@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import cast
 
 from api import replies
+from api.json_body import Body
 from api.operation import Answer, Call, Kind, Operation, Reply
 from api.schemas import answers, examples, records
 from api.schemas.bodies import BatchBody, PublishBody
 from api.service import Service, result_of
-from api.strict_json import Body
 from raftmeta.core import manifest as manifests
 from raftmeta.core import queries
 from raftmeta.core.commands import DeleteVersion, Publish, PublishBatch

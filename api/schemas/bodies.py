@@ -1,4 +1,4 @@
-"""What callers send. Every type forbids unknown fields and leaves its defaults out when encoded (`api.strict_json` relies on both)."""
+"""What callers send. Every type forbids unknown fields and leaves its defaults out when encoded (`api.json_body` relies on both)."""
 
 from __future__ import annotations
 

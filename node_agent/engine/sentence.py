@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from node_agent.engine.port import EngineFault
-from raftmeta.client import strict_json
+from raftmeta import strict_json
 from raftmeta.core.errors import RaftmetaError
 
 MAX_JSON_BYTES = 1 << 20

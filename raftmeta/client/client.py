@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from raftmeta.client import strict_json
+from raftmeta import strict_json
 from raftmeta.client.transport import Options, Request, Transport
 from raftmeta.client.values import FIRST_PAGE, LINEARIZABLE, Bookmark, Change, Page, Read, Reply
 from raftmeta.client.watch import Watch, WatchOptions

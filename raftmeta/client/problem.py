@@ -6,7 +6,7 @@ proxy for instance, is judged by its status alone.
 
 from __future__ import annotations
 
-from raftmeta.client import strict_json
+from raftmeta import strict_json
 from raftmeta.core.errors import CODES, RaftmetaError
 
 MAX_DETAIL = 2_000  # characters; the rest of a hostile body is cut

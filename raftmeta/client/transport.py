@@ -18,7 +18,8 @@ from pathlib import Path
 
 import httpx
 
-from raftmeta.client import backoff, problem, strict_json
+from raftmeta import strict_json
+from raftmeta.client import backoff, problem
 from raftmeta.client.values import Reply, idempotency_key
 from raftmeta.core.errors import RaftmetaError
 

@@ -12,7 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from raftmeta.client import backoff, strict_json
+from raftmeta import strict_json
+from raftmeta.client import backoff
 from raftmeta.client.sse import SseEvent, SseParser
 from raftmeta.client.transport import Request, Transport, header_number
 from raftmeta.client.values import Bookmark, Change, ChangeEvent

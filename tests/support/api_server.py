@@ -14,12 +14,12 @@ import uvloop
 
 from api import app
 from api.guard import HttpLimits
+from api.json_body import Body
 from api.routes.versions import publication
 from api.schemas import examples
 from api.schemas.bodies import PublishBody
 from api.server import Listen, Server, make_server
 from api.service import ApiLimits, Service
-from api.strict_json import Body
 from api.tls import ServerTls
 from raftmeta.core.commands import DeclareDeployment
 from raftmeta.core.types import Policy, Side

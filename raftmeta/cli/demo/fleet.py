@@ -13,9 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from raftmeta import strict_json
 from raftmeta.cli.demo.errors import DemoError
 from raftmeta.cli.demo.processes import Child, Children
-from raftmeta.client import Client, Options, Read, strict_json
+from raftmeta.client import Client, Options, Read
 from raftmeta.client.config import Connection, load
 from raftmeta.core.errors import RaftmetaError
 

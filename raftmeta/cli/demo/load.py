@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from raftmeta import strict_json
 from raftmeta.cli.demo.errors import DemoError
 from raftmeta.cli.demo.measure import Sample, percentile
-from raftmeta.client import strict_json
 from raftmeta.core.errors import RaftmetaError
 
 MAX_SAMPLES = 100_000  # of one side

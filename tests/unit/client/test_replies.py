@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftmeta.client import Client, Page, RaftmetaError, all_items, strict_json
+from raftmeta.client import Client, Page, RaftmetaError, all_items
 from raftmeta.client.problem import to_error
 from raftmeta.client.transport import MAX_PROBLEM_BYTES
 from raftmeta.core.errors import CODES
@@ -18,12 +18,6 @@ from raftmeta.core.manifest import FORMAT, FileEntry, Manifest
 from tests.unit.client.members import Members, in_turn, ok, run
 
 A = "http://a:1"
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=20,
-)
 
 
 def call(members: Members, method: str, *args: Any) -> Any:
@@ -53,24 +47,6 @@ def test_an_error_body_past_its_limit_is_not_read_to_its_end() -> None:
     members = Members({"a": lambda request: httpx.Response(409, content=b"x" * (MAX_PROBLEM_BYTES + 1))})
     with pytest.raises(RaftmetaError) as raised:
         call(members, "cluster")
-    assert raised.value.code == "body_too_large"
-
-
-@given(VALUES)
-def test_strict_json_reads_back_what_it_writes(value: object) -> None:
-    assert strict_json.loads(strict_json.dumps(value)) == value
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {"a": b"x"}])
-def test_what_json_cannot_say_is_refused_before_it_is_sent(value: object) -> None:
-    with pytest.raises(RaftmetaError) as raised:
-        strict_json.dumps(value)
-    assert raised.value.code == "bad_json"
-
-
-def test_json_past_its_limit_is_refused() -> None:
-    with pytest.raises(RaftmetaError) as raised:
-        strict_json.loads(b'"' + b"a" * 100 + b'"', max_bytes=101)
     assert raised.value.code == "body_too_large"
 
 

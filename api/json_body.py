@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
-from raftmeta.client import strict_json
+from raftmeta import strict_json
 from raftmeta.core.errors import RaftmetaError
 
 MAX_DEPTH = 64
@@ -58,27 +58,7 @@ class Body(Generic[T]):
 
 def _scan(data: bytes) -> None:
     """The exact judgement: raises RaftmetaError bad_json for anything that is not strict JSON of bounded depth."""
-    level: list[Any] = [strict_json.loads(data)]
-    depth = 0
-    while level:
-        depth += 1
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict | list):
-                if depth > MAX_DEPTH:
-                    raise RaftmetaError("bad_json", f"nested deeper than {MAX_DEPTH} levels")
-                below.extend(value.values() if isinstance(value, dict) else value)
-            elif isinstance(value, str) and not _is_text(value):
-                raise RaftmetaError("bad_json", f"the string {value[:40]!a} holds half a surrogate pair")
-        level = below
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    strict_json.loads(data, max_depth=MAX_DEPTH)
 
 
 def _fields_at(shape: Any, path: str) -> list[str]:

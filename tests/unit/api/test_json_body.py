@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.json_body import Body
 from api.schemas.bodies import ActivateBody, AttestBody, BatchBody, DeploymentBody, PublishBody, VerdictBody
-from api.strict_json import Body
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.nodes import NodeStatus
 from tests.unit.api.harness import DEPLOYMENT, manifest
