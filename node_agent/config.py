@@ -1,7 +1,7 @@
-"""The agent's settings: one TOML file, typed, overridden by RAFTMETA_AGENT_* variables. The only reader of the environment.
+"""The agent's settings: one TOML file, typed, overridden by RAFTMETA_AGENT_* variables, every fault reported at once.
 
-Every fault of a configuration is reported at once, each with the field it concerns. Paths are checked for their shape here and for their
-existence where they are used.
+Relative paths of the node's own files start at the file's folder; artifact roots are named in full. Paths are checked for their shape here
+and for their existence where they are used.
 """
 
 from __future__ import annotations
@@ -9,29 +9,27 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
+from raftmeta import settings
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import NAME
 
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
+_PATHS = (("ca_file",), ("token_file",), ("tls_cert",), ("tls_key",), ("store_dir",), ("arena_dir",), ("run_dir",))  # not artifact roots
 
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
-_PATHS = ("ca_file", "token_file", "tls_cert", "tls_key", "store_dir", "arena_dir", "run_dir")
-
-
-class AgentConfig(BaseSettings):
+class AgentConfig(settings.Settings):
     """Sizes are bytes, times are seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="RAFTMETA_AGENT_", extra="forbid", frozen=True, env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_prefix="RAFTMETA_AGENT_")
 
     node: str  # the name by which deployments list this node
     zone: str  # failure domain, as in the deployments' sides
@@ -64,17 +62,6 @@ class AgentConfig(BaseSettings):
     fetch_attempts: int = Field(default=4, ge=1, le=20)  # per source and byte range without progress
     fetch_timeout_s: Seconds = 30.0  # without a byte from a source
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return env_settings, init_settings  # the file comes in as init values
 
     @field_validator("node", "zone")
     @classmethod
@@ -151,32 +138,7 @@ class AgentConfig(BaseSettings):
 
 def load(path: Path) -> AgentConfig:
     """The checked settings of a file. Raises RaftmetaError `bad_field` that lists every fault."""
-    try:
-        values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as cause:
-        raise RaftmetaError("bad_field", f"{path} is no readable TOML file: {cause}") from cause
-    _anchor(values, path.absolute().parent)
-    try:
-        return AgentConfig(**values)
-    except ValidationError as cause:
-        raise RaftmetaError("bad_field", f"{path}: " + "; ".join(_faults(cause))) from cause
-    except SettingsError as cause:
-        raise RaftmetaError("bad_field", f"environment: {cause}") from cause
-
-
-def _anchor(values: dict[str, Any], folder: Path) -> None:
-    """Relative paths of the node's own files start at the file's folder, so that it can be moved; artifact roots are named in full."""
-    for name in _PATHS:
-        if isinstance(values.get(name), str):
-            values[name] = str(folder / values[name])
-
-
-def _faults(error: ValidationError) -> list[str]:
-    found = []
-    for fault in error.errors(include_url=False, include_context=False):
-        where = ".".join(str(part) for part in fault["loc"])
-        found.append(f"{where}: {fault['msg']}" if where else fault["msg"])
-    return sorted(found)
+    return settings.load(AgentConfig, path, _PATHS)
 
 
 def child_environment(config: AgentConfig) -> dict[str, str]:

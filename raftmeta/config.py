@@ -1,25 +1,22 @@
 """The settings of a member: one TOML file, typed, overridden by RAFTMETA_* variables, every fault reported at once.
 
-`RAFTMETA_DATA_DIR` overrides `data_dir`, `RAFTMETA_API__LISTEN` overrides `listen` of `[api]`. Relative paths in the file start at its
-folder, so a member's folder can be moved as a whole. The only reader of the environment for a member. What would let strangers in (no
-TLS, no principals) is accepted on loopback only.
+`RAFTMETA_DATA_DIR` overrides `data_dir`, `RAFTMETA_API__LISTEN` overrides `listen` of `[api]`. What would let strangers in (no TLS, no
+principals) is accepted on loopback only.
 """
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import SettingsConfigDict
 
+from raftmeta import settings
 from raftmeta.addresses import is_loopback, split_address
-from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import NAME
 
-MAX_FILE_BYTES = 1 << 20
 MAX_MEMBERS = 9  # a majority of more is slower without being safer
 DEVELOPMENT_ID = "dev"
 DEFAULT_API_LISTEN = "127.0.0.1:7400"
@@ -125,12 +122,10 @@ class Limits(_Table):
     )
 
 
-class ServerConfig(BaseSettings):
+class ServerConfig(settings.Settings):
     """Sizes are bytes, times are seconds."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="RAFTMETA_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True, validate_default=True
-    )
+    model_config = SettingsConfigDict(env_prefix="RAFTMETA_", env_nested_delimiter="__", validate_default=True)
 
     member_id: Name = Field(description="name of this member in the cluster; never given to another machine")
     zone: Name = Field(description="failure domain; members of one zone may be lost together")
@@ -149,20 +144,10 @@ class ServerConfig(BaseSettings):
     limits: Limits = Field(default=Limits(), description="bounds of queues and files")
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return env_settings, init_settings  # the file comes in as init values
-
-    @classmethod
     def development(cls, data_dir: Path) -> ServerConfig:
         """One member on loopback, no TLS, no tokens. Environment overrides apply and are checked like everything else."""
-        return _checked({"member_id": DEVELOPMENT_ID, "zone": DEVELOPMENT_ID, "data_dir": data_dir}, "development member")
+        values = {"member_id": DEVELOPMENT_ID, "zone": DEVELOPMENT_ID, "data_dir": data_dir}
+        return settings.checked(cls, values, "development member")
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ServerConfig:
@@ -174,45 +159,7 @@ class ServerConfig(BaseSettings):
 
 def load(path: Path) -> ServerConfig:
     """The checked settings of a file. Raises RaftmetaError `bad_field` that lists every fault."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
-        values: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
-    except (OSError, ValueError) as cause:
-        raise RaftmetaError("bad_field", f"{path} is no readable TOML file: {cause}") from cause
-    folder = path.absolute().parent
-    for names in _PATHS:
-        _anchor(values, names, folder)
-    return _checked(values, str(path))
-
-
-def _anchor(values: dict[str, Any], names: tuple[str, ...], folder: Path) -> None:
-    """A relative path of the file starts at the file's folder."""
-    table: Any = values
-    for name in names[:-1]:
-        table = table.get(name) if isinstance(table, dict) else None
-    if isinstance(table, dict) and isinstance(table.get(names[-1]), str):
-        table[names[-1]] = str(folder / table[names[-1]])
-
-
-def _checked(values: dict[str, Any], where: str) -> ServerConfig:
-    try:
-        return ServerConfig(**values)
-    except ValidationError as cause:
-        raise RaftmetaError("bad_field", f"{where}: " + "; ".join(_faults(cause))) from cause
-    except SettingsError as cause:
-        raise RaftmetaError("bad_field", f"environment: {cause}") from cause
-
-
-def _faults(error: ValidationError) -> list[str]:
-    found = []
-    for fault in error.errors(include_url=False, include_context=False):
-        where = ".".join(str(part) for part in fault["loc"])
-        message = fault["msg"].removeprefix("Value error, ")
-        found.append(f"{where}: {message}" if where else message)
-    return sorted(found)
+    return settings.load(ServerConfig, path, _PATHS)
 
 
 def _api_faults(config: ServerConfig) -> list[str]:
