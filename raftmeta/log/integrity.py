@@ -48,8 +48,7 @@ class Comparison:
         """A member's state at a revision. Of one that is not sound nothing is compared, now or before."""
         if not sound:
             self._unsound.add(member)
-            for reports in self._reports.values():
-                reports.pop(member, None)
+            self.forget(member)
             return
         self._unsound.discard(member)
         self._reports.setdefault(revision, {})[member] = state_hash
@@ -57,6 +56,11 @@ class Comparison:
             oldest = min(self._reports)
             del self._reports[oldest]
             self._undecided.discard(oldest)
+
+    def forget(self, member: str) -> None:
+        """What it said before: it may have started again since, with what its log says."""
+        for reports in self._reports.values():
+            reports.pop(member, None)
 
     def judge(self, revision: int, members: Collection[str], quorum: int) -> Judgement:
         """What the reports of the members of the configuration say about this revision."""

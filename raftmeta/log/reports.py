@@ -52,6 +52,7 @@ class Reports:
         return self._comparison.undecided and self._rules.hold_undecided
 
     def connected(self, peer: str) -> None:
+        self._comparison.forget(peer)
         self._told.pop(peer, None)
         self._tell(peer)
 

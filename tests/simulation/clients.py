@@ -42,7 +42,7 @@ class Clients:
     def start(self) -> None:
         plan = self._cluster.plan
         self._until = self._cluster.now + plan.stormy_s + plan.calm_s - STOP_BEFORE_END_S
-        self._cluster.at(self._cluster.now + 0.5, "client")
+        self._cluster.at(self._cluster.now + 0.5, self._next)
 
     def counts(self) -> tuple[int, int]:
         answered = sum(operation.answered for operation in self._operations)
@@ -51,17 +51,13 @@ class Clients:
     def crashed(self, member: str) -> None:
         """Callers of a crashed member notice by their own time-outs."""
 
-    def act(self, data: object) -> None:
-        match data:
-            case Operation():
-                self._try(data)
-            case _:
-                if self._cluster.now < self._until:
-                    self._cluster.at(self._cluster.now + self._random.expovariate(self._rate), "client")
-                    if self._random.random() < 0.3:
-                        self._read()
-                    else:
-                        self._write()
+    def _next(self, _: object) -> None:
+        if self._cluster.now < self._until:
+            self._cluster.at(self._cluster.now + self._random.expovariate(self._rate), self._next)
+            if self._random.random() < 0.3:
+                self._read()
+            else:
+                self._write()
 
     def _write(self) -> None:
         number = len(self._operations)
@@ -84,8 +80,10 @@ class Clients:
             return
         operation.attempt += 1
         cluster = self._cluster
+        if operation.attempt > 1:
+            cluster.count("client retry")
         member = cluster.members[self._random.choice(sorted(cluster.members))]
-        cluster.at(cluster.now + self._random.uniform(1.0, 3.0), "client", operation)
+        cluster.at(cluster.now + self._random.uniform(1.0, 3.0), self._try, operation)
         if member.replica is None:
             return
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import msgspec
 import pysyncobj.syncobj
@@ -17,6 +19,7 @@ import pysyncobj.syncobj
 from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
+from raftmeta.log.messages import AnyMessage
 from raftmeta.log.peers import PeerEvent
 from raftmeta.log.setup import Timing
 from tests.simulation.clients import Clients
@@ -26,6 +29,8 @@ from tests.simulation.member import SimMember, World
 from tests.simulation.network import Flight, SimNetwork
 
 WALL_START_MS = 1_700_000_000_000
+NEVER = float("inf")
+KEPT_NOTES = 200  # at least so many of the last notes are shown of a run that fails
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -65,24 +70,33 @@ class Cluster(World):
         self.tail_bytes = self.random.choice((4 << 10, 1 << 20))
         pysyncobj.syncobj.monotonicTime = self.clock  # the one place that may replace the library's clock
         ids = [f"m{number}" for number in range(1, plan.members + 1)]
-        marker = configuration_of(tuple(MemberSpec(name, f"zone-{name}", "", "") for name in ids))
+        self.specs = {name: MemberSpec(name, f"zone-{name}", "", "") for name in ids}
+        marker = configuration_of(tuple(self.specs.values()))
         self.members = {name: SimMember(name, plan.seed, marker, self) for name in ids}
         self.network = SimNetwork(Random(f"{plan.seed} network"))
         self.clients = Clients(self, Random(f"{plan.seed} clients"), plan.rate)
         self.faults = Faults(self, Random(f"{plan.seed} faults"))
-        self._events: list[tuple[float, int, str, object]] = []
+        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = itertools.count()
-        self._wakes: dict[str, float] = {}
         self._trace = hashlib.sha256()
+        self._noted: list[tuple[object, ...]] = []
         self.steps = 0
 
     # ------------------------------------------------------------------ what clients and faults use
 
-    def at(self, time: float, kind: str, data: object = None) -> None:
-        heapq.heappush(self._events, (time, next(self._order), kind, data))
+    def at(self, time: float, act: Callable[[Any], None], data: object = None) -> None:
+        heapq.heappush(self._events, (time, next(self._order), act, data))
 
     def note(self, *what: object) -> None:
-        self._trace.update(repr((round(self.now, 6), *what)).encode())
+        """Into the trace, and into what is printed of a run that fails."""
+        self._noted.append((self.now, *what))
+        if len(self._noted) >= 2 * KEPT_NOTES:
+            self._trace.update(repr(self._noted[:KEPT_NOTES]).encode())
+            del self._noted[:KEPT_NOTES]
+
+    def last_notes(self) -> list[str]:
+        """What happened last, a line each."""
+        return [f"{time:11.6f}  {' '.join(map(str, what))}" for time, *what in self._noted]
 
     def boot(self, member: SimMember) -> None:
         member.boot()
@@ -92,25 +106,47 @@ class Cluster(World):
             self.refresh_links()
             self.wake(member, self.now)
         else:
-            self.at(self.now + 1.0, "restart", member)
+            self.at(self.now + 1.0, self._restart, member)
 
-    def crash(self, member: SimMember, restart_after_s: float) -> None:
-        """The member's process is gone already, or goes now; it starts again later."""
+    def crash(self, member: SimMember, restart_after_s: float, before: Callable[[], None] = lambda: None) -> None:
+        """The member's process is gone already, or goes now; it starts again later, after what happens `before` that."""
         if member.alive:
             member.power_off()
+        before()
         self.note("crash", member.id)
         self._see(self.network.down(member.id))
         self.clients.crashed(member.id)
-        self.at(self.now + restart_after_s, "restart", member)
+        self.at(self.now + restart_after_s, self._restart, member)
+
+    def caught_up(self, member: SimMember) -> None:
+        self.faults.damage.over(member)
+
+    def booted(self, member: SimMember) -> None:
+        """One that starts as if nothing were wrong was damaged where it does not matter, or goes on with the state of its log."""
+        replica = member.replica
+        if replica is not None and not replica.engine.joining and self.faults.damage.member == member.id:
+            self.faults.damage.over(member)
+
+    def count(self, kind: str) -> None:
+        self.faults.count(kind)
+
+    def alarm(self, member: str, code: str, detail: str) -> None:
+        """Members may say that states differ only while one was changed behind its back."""
+        self.note("alarm", member, code)
+        if code == "integrity" and not self.faults.damage.member:
+            raise Violation(f"{member} raised {code}: {detail}")
 
     def refresh_links(self) -> None:
         self._see(self.network.refresh())
 
     def wake(self, member: SimMember, time: float) -> None:
-        time = max(time, member.busy_until, member.paused_until)
-        if time < self._wakes.get(member.id, float("inf")):
-            self._wakes[member.id] = time
-            self.at(time, "wake", member)
+        if time < member.busy_until:
+            time = member.busy_until
+        if time < member.paused_until:
+            time = member.paused_until
+        if time < member.wakes_at:
+            member.wakes_at = time
+            heapq.heappush(self._events, (time, next(self._order), self._step, member))
 
     def _see(self, seen: list[tuple[str, PeerEvent]]) -> None:
         for name, event in seen:
@@ -125,42 +161,27 @@ class Cluster(World):
         end_of_storm = self.now + self.plan.stormy_s
         end = end_of_storm + self.plan.calm_s
         for member in self.members.values():
-            self.at(self.now, "restart", member)
+            self.at(self.now, self._restart, member)
         self.clients.start()
         self.faults.start(end_of_storm)
-        calm = False
-        while self._events and self._events[0][0] <= end:
-            self.now, _, kind, data = heapq.heappop(self._events)
-            if self.now >= end_of_storm and not calm:
-                calm = True
-                self.faults.stop()
-            self._handle(kind, data)
+        self.at(end_of_storm, self.faults.stop)
+        events = self._events
+        while events[0][0] <= end:
+            self.now, _, act, data = heapq.heappop(events)
+            act(data)
         self.now = end
         self.clients.check()
         self._check_converged()
+        self._trace.update(repr(self._noted).encode())
         operations, acknowledged = self.clients.counts()
         return Report(
             self.plan.seed, self._trace.hexdigest(), self.plan.stormy_s + self.plan.calm_s, operations, acknowledged, self.steps,
-            self.invariants.leader_changes, dict(sorted(self.faults.counts.items())),
+            self.invariants.leader_changes, dict(sorted((self.faults.counts + self.network.counts).items())),
         )  # fmt: skip
 
-    def _handle(self, kind: str, data: object) -> None:
-        match kind, data:
-            case "wake", SimMember():
-                self._step(data)
-            case "restart", SimMember():
-                if not data.alive:
-                    self.boot(data)
-            case "flight", Flight():
-                self._deliver(data)
-            case "client", _:
-                self.clients.act(data)
-            case "fault", _:
-                self.faults.act()
-            case "depart", (str() as sender, list() as outbox):
-                self._depart(sender, outbox)
-            case _:
-                raise AssertionError(kind)
+    def _restart(self, member: SimMember) -> None:
+        if not member.alive:
+            self.boot(member)
 
     def _deliver(self, flight: Flight) -> None:
         member = self.members[flight.receiver]
@@ -170,32 +191,41 @@ class Cluster(World):
             self.wake(member, self.now)
 
     def _step(self, member: SimMember) -> None:
-        if self._wakes.get(member.id) == self.now:
-            del self._wakes[member.id]
-        if not member.alive or self.now < max(member.busy_until, member.paused_until):
-            if member.alive:
-                self.wake(member, self.now)
+        if member.wakes_at != self.now:
+            return  # an earlier one took its place
+        member.wakes_at = NEVER
+        replica = member.replica
+        if replica is None:
+            return
+        if self.now < member.busy_until or self.now < member.paused_until:
+            self.wake(member, self.now)
             return
         self.steps += 1
         received = len(member.inbox)
         outbox = member.step()
+        if member.replica is None:
+            self._ended(member)
+            return
+        self.note("step", member.id, received, len(outbox), replica.engine.commit_index)
+        member.busy_until = self.now + self.faults.sync_s(member)
+        if outbox:
+            self.at(member.busy_until, self._depart, (member, member.incarnation, outbox))
+        self.wake(member, replica.next_deadline())
+
+    def _ended(self, member: SimMember) -> None:
+        """The process is gone: the power went, its disk failed, or it ended by itself."""
         if member.halted:
             raise Violation(f"{member.id} halted: {member.halted}")
-        if not member.alive:
-            self.faults.counts["crash inside a step"] += 1
-            self.crash(member, self.faults.random.uniform(0.1, 3.0))
-            return
-        self.note("step", member.id, received, len(outbox), member.replica and member.replica.engine.commit_index)
-        member.busy_until = self.now + self.faults.sync_s(member)
-        self.at(member.busy_until, "depart", (member.id, [(member.incarnation, peer, message) for peer, message in outbox]))
-        assert member.replica is not None
-        self.wake(member, member.replica.next_deadline())
+        self.faults.ended(member)
+        self.crash(member, self.faults.random.uniform(0.1, 3.0))
 
-    def _depart(self, sender: str, outbox: list[tuple[int, str, object]]) -> None:
-        for incarnation, peer, message in outbox:
-            if self.members[sender].alive and self.members[sender].incarnation == incarnation:
-                for delay, flight in self.network.send(sender, peer, message):  # type: ignore[arg-type]
-                    self.at(self.now + delay, "flight", flight)
+    def _depart(self, data: tuple[SimMember, int, list[tuple[str, AnyMessage]]]) -> None:
+        member, incarnation, outbox = data
+        if member.replica is None or member.incarnation != incarnation:
+            return
+        for peer, message in outbox:
+            for delay, flight in self.network.send(member.id, peer, message):
+                self.at(self.now + delay, self._deliver, flight)
 
     def _check_converged(self) -> None:
         """After the calm: one leader, everyone applied the same, no write of a client unanswered."""

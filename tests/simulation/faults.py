@@ -1,16 +1,32 @@
-"""Faults, drawn from the seed: crashes between and inside steps, loss, delay, doubling, partitions, pauses, slow disks, torn writes."""
+"""Faults, drawn from the seed, and how often each one met which role.
+
+At most one member at a time is damaged (bits flipped on its disk, its state changed behind its back): what two damaged members hold may be
+gone for good, and nothing is promised then. It counts as whole again once it has caught up without a difference, or came up undamaged.
+"""
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.simulation.damage import Damage
 from tests.simulation.member import SimMember
+from tests.simulation.membership import Membership
 from tests.simulation.network import Weather
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
+
+ROLES = ("follower", "candidate", "leader")
+BY_ROLE = ("crash", "crash planned", "pause", "slow disk", "EIO", "ENOSPC", "clock jump")
+ANY = (
+    "crash inside a step", "partition", "partial partition", "one-way cut", "weather", "loss", "duplication", "delay", "heal",
+    "bit flip", "state changed", "set aside", "snapshot installed", "member removed", "member added", "client retry", "stale message",
+)  # fmt: skip
+EXPECTED = (*(f"{kind} {role}" for kind in BY_ROLE for role in ("follower", "leader")), *ANY)  # none may stay at zero over many seeds
 
 
 class Faults:
@@ -20,64 +36,118 @@ class Faults:
         self._until = 0.0
         self._slow: dict[str, float] = {}  # member -> slow disk until
         self._mean_gap_s = random.choice((0.3, 1.0, 3.0))
-        self._kinds = (
-            self._crash,
-            self._crash_inside,
-            self._partition,
-            self._one_way,
-            self._pause,
-            self._weather,
-            self._slow_disk,
-            self._heal,
-        )
+        self.damage = Damage(cluster, self)
+        self._membership = Membership(cluster, self)
+        kinds: dict[Callable[[], None], int] = {
+            self._crash: 3, self._crash_inside: 3, self._partition: 2, self._partial: 1, self._one_way: 2, self._pause: 2, self._weather: 3,
+            self._slow_disk: 2, self._heal: 3, self._io_error: 1, self._full_disk: 1, self._clock_jump: 1, self.damage.flip: 1,
+            self.damage.change_state: 1, self._membership.change: 1,
+        }  # fmt: skip
+        self._kinds, self._weights = list(kinds), list(kinds.values())
 
     def start(self, until: float) -> None:
         self._until = until
-        self._cluster.at(self._cluster.now + self.random.uniform(0.0, 3.0), "fault")
+        self._cluster.at(self._cluster.now + self.random.uniform(0.0, 3.0), self._act)
 
-    def act(self) -> None:
-        if self._cluster.now < self._until:
-            self.random.choice(self._kinds)()
-            self._cluster.at(self._cluster.now + self.random.expovariate(1 / self._mean_gap_s), "fault")
-
-    def stop(self) -> None:
+    def stop(self, _: object) -> None:
+        """The calm begins."""
         self._slow.clear()
         for member in self._cluster.members.values():
             member.paused_until = min(member.paused_until, self._cluster.now)
+            member.wall_offset_ms = 0
+            member.disk.heal()
+            self._free(member)
+            if member.alive:
+                self._cluster.wake(member, self._cluster.now)
         self._heal()
+        self._membership.restore()
+
+    def ended(self, member: SimMember) -> None:
+        """Its process is gone in the middle of a step."""
+        kind = "set aside" if member.set_aside_now else "crash inside a step"
+        member.set_aside_now = False
+        self.counts[kind] += 1
 
     def sync_s(self, member: SimMember) -> float:
-        if self._slow.get(member.id, 0.0) > self._cluster.now:
+        if self._slow and self._slow.get(member.id, 0.0) > self._cluster.now:
             return self.random.uniform(0.05, 0.4)
         return self.random.uniform(0.0001, 0.002)
 
-    def _member(self) -> SimMember:
+    def pick(self) -> SimMember:
         return self._cluster.members[self.random.choice(sorted(self._cluster.members))]
 
-    def _count(self, kind: str, member: SimMember | None = None) -> None:
-        role = ("down" if member.replica is None else ("follower", "candidate", "leader")[member.replica.engine.role]) if member else ""
+    def count(self, kind: str, member: SimMember | None = None) -> None:
+        role = ("down" if member.replica is None else ROLES[member.replica.engine.role]) if member else ""
         self.counts[f"{kind} {role}".strip()] += 1
         self._cluster.note("fault", kind, member.id if member else "")
 
+    def _act(self, _: object) -> None:
+        if self._cluster.now < self._until:
+            self.random.choices(self._kinds, self._weights)[0]()
+            self._cluster.at(self._cluster.now + self.random.expovariate(1 / self._mean_gap_s), self._act)
+
+    # ------------------------------------------------------------------ processes
+
     def _crash(self) -> None:
-        victims = [self._member()] if self.random.random() < 0.8 else list(self._cluster.members.values())
+        victims = [self.pick()] if self.random.random() < 0.8 else list(self._cluster.members.values())
         for member in victims:
             if member.alive:
-                self._count("crash", member)
+                self.count("crash", member)
                 self._cluster.crash(member, self.random.uniform(0.05, 4.0))
 
     def _crash_inside(self) -> None:
-        member = self._member()
+        member = self.pick()
         if member.alive:
-            self._count("crash planned", member)
+            self.count("crash planned", member)
             member.disk.crash_at(self.random.randrange(12))
+
+    def _pause(self) -> None:
+        member = self.pick()
+        if member.alive:
+            self.count("pause", member)
+            member.paused_until = self._cluster.now + self.random.choice((0.3, 1.2, 5.0))
+
+    def _clock_jump(self) -> None:
+        member = self.pick()
+        self.count("clock jump", member)
+        member.wall_offset_ms = self.random.choice((-3_600_000, -1_000, 1_000, 3_600_000))
+
+    # ------------------------------------------------------------------ disks
+
+    def _slow_disk(self) -> None:
+        member = self.pick()
+        self.count("slow disk", member)
+        self._slow[member.id] = self._cluster.now + self.random.uniform(0.5, 5.0)
+
+    def _io_error(self) -> None:
+        """The next such call fails; the member must end, and starts again on what the disk really holds."""
+        member = self.pick()
+        if member.alive:
+            self.count("EIO", member)
+            member.disk.fail(self.random.choice(("fdatasync", "pwrite", "fsync")), errno.EIO, skip=self.random.randrange(3))
+
+    def _full_disk(self) -> None:
+        member = self.pick()
+        if member.alive and member.disk.capacity_bytes is None:
+            self.count("ENOSPC", member)
+            member.disk.capacity_bytes = member.disk.used_bytes() + self.random.choice((0, 4_096, 40_000))
+            self._cluster.at(self._cluster.now + self.random.uniform(0.5, 8.0), self._free, member)
+
+    def _free(self, member: SimMember) -> None:
+        member.disk.capacity_bytes = None
+
+    # ------------------------------------------------------------------ the network
 
     def _partition(self) -> None:
         names = sorted(self._cluster.members)
         self.random.shuffle(names)
         side = set(names[: self.random.randrange(1, len(names))])
-        cut = frozenset((a, b) for a in names for b in names if (a in side) != (b in side))
-        self._set_cut(cut, "partition")
+        self._set_cut(frozenset((a, b) for a in names for b in names if (a in side) != (b in side)), "partition")
+
+    def _partial(self) -> None:
+        """Two members do not hear each other; somebody between them hears both."""
+        a, b = self.random.sample(sorted(self._cluster.members), 2)
+        self._set_cut(frozenset({(a, b), (b, a)}), "partial partition")
 
     def _one_way(self) -> None:
         a, b = self.random.sample(sorted(self._cluster.members), 2)
@@ -85,14 +155,8 @@ class Faults:
 
     def _set_cut(self, cut: frozenset[tuple[str, str]], kind: str) -> None:
         self._cluster.network.weather.cut = cut
-        self._count(kind)
+        self.count(kind)
         self._cluster.refresh_links()
-
-    def _pause(self) -> None:
-        member = self._member()
-        if member.alive:
-            self._count("pause", member)
-            member.paused_until = self._cluster.now + self.random.choice((0.3, 1.2, 5.0))
 
     def _weather(self) -> None:
         cut = self._cluster.network.weather.cut
@@ -103,14 +167,9 @@ class Faults:
             slow_s=self.random.choice((0.05, 0.5, 3.0)),
             cut=cut,
         )
-        self._count("weather")
-
-    def _slow_disk(self) -> None:
-        member = self._member()
-        self._count("slow disk", member)
-        self._slow[member.id] = self._cluster.now + self.random.uniform(0.5, 5.0)
+        self.count("weather")
 
     def _heal(self) -> None:
         self._cluster.network.weather = Weather()
-        self._count("heal")
+        self.count("heal")
         self._cluster.refresh_links()

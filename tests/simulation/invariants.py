@@ -25,22 +25,25 @@ class Invariants:
         self._commits: dict[str, int] = {}
         self.leader_changes = 0
 
-    def applied(self, member: str, position: tuple[int, int, int], payload: bytes, state: State) -> None:
+    def applied(self, member: str, position: tuple[int, int, int], payload: bytes, state: State | None) -> None:
         """State machine safety: one entry per index, and the same state after it everywhere.
 
-        `position` is index and term of the entry and the member's own term.
+        `position` is index and term of the entry and the member's own term; `state` is None when it was changed behind the member's back.
         """
         index, term, own_term = position
         self._known_in.setdefault(index, own_term)
-        seen = (term, hashlib.sha256(payload).digest(), state.state_hash)
-        known = self.committed.setdefault(index, seen)
+        known = self.committed.get(index)
+        seen = (term, hashlib.sha256(payload).digest(), state.state_hash if state else known[2] if known else b"")
+        if known is None or not known[2]:
+            known = self.committed[index] = seen
         if known != seen:
             what = "state" if known[:2] == seen[:2] else "entry"
             raise Violation(f"{member} applied another {what} at index {index}: term {term}, known term {known[0]}")
         if index > self.last_committed + 1:
             raise Violation(f"{member} applied index {index}, but nobody applied {self.last_committed + 1} before")
         self.last_committed = max(self.last_committed, index)
-        self._same_hash(member, state)
+        if state is not None:
+            self._same_hash(member, state)
 
     def installed(self, member: str, state: State) -> None:
         self._same_hash(member, state)
@@ -79,7 +82,3 @@ class Invariants:
         self._commits[member] = replica.engine.commit_index
         if journal.term < self._terms.get(member, 0):
             raise Violation(f"{member} restarted in term {journal.term}, it had acted in {self._terms[member]}")
-
-    def alarm(self, member: str, code: str, detail: str) -> None:
-        if code == "integrity":
-            raise Violation(f"{member} raised {code}: {detail}")

@@ -9,7 +9,7 @@ from random import Random
 from raftmeta.core.commands import Body
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
-from raftmeta.durable import DiskFailed
+from raftmeta.durable import DiskFailed, DiskFull
 from raftmeta.log import joining, quarantine
 from raftmeta.log.boot import Recovered, recover
 from raftmeta.log.configuration import Configuration
@@ -35,10 +35,11 @@ class SimReplica(Replica):
     """Shows the invariants what was applied and who leads."""
 
     witness: Invariants
+    owner: SimMember
 
     def apply(self, index: int, term: int, payload: bytes) -> None:
         super().apply(index, term, payload)
-        self.witness.applied(self._setup.member_id, (index, term, self.engine.term), payload, self.state)
+        self.witness.applied(self._setup.member_id, (index, term, self.engine.term), payload, None if self.owner.diverged else self.state)
 
     def on_role(self, role: int) -> None:
         super().on_role(role)
@@ -57,6 +58,8 @@ class SimMember:
         self.inbox: list[PeerEvent] = []
         self.busy_until = 0.0
         self.paused_until = 0.0
+        self.wakes_at = float("inf")
+        self.wall_offset_ms = 0
         self.halted = ""
         self.set_aside_now = False
         self.diverged = False  # its state was changed behind its back
@@ -78,13 +81,20 @@ class SimMember:
                 member_id=self.id,
                 timing=self._world.timing,
                 ports=Ports(self._world.clock, self.random.random),
-                wall_ms=self._world.wall_ms,
+                wall_ms=lambda: self._world.wall_ms() + self.wall_offset_ms,
                 authorize=_everyone,
                 rules=self._world.rules,
             )
             SimReplica.witness = self._world.invariants
             self.replica = SimReplica(setup, recovered, self.journal, exchange, self)
+            self.replica.owner = self
+            self.diverged = False
             self._world.invariants.booted(self.id, self.replica, self.journal)
+            self._world.booted(self)
+        except DiskFull:
+            if not self.disk.exists(DIRECTORY / joining.JOINING_NAME):
+                raise  # D4: what has a journal starts on a full disk
+            self.power_off()
         except (PowerLost, DiskFailed):
             self.power_off()
 
@@ -136,10 +146,13 @@ class SimMember:
         """The simulation looks at the replica itself."""
 
     def replaced(self, state: State) -> None:
+        self._world.count("snapshot installed")
+        self.diverged = False
         self._world.invariants.installed(self.id, state)
 
     def caught_up(self) -> None:
         joining.clear(self.disk, DIRECTORY)
+        self._world.caught_up(self)
 
     def bootstrapped(self) -> None:
         self._marker = None
@@ -151,7 +164,7 @@ class SimMember:
         """No agents here."""
 
     def alarm(self, code: str, detail: str) -> None:
-        self._world.invariants.alarm(self.id, code, detail)
+        self._world.alarm(self.id, code, detail)
 
     def alarm_over(self, code: str) -> None:
         self._world.note("alarm over", self.id, code)
@@ -174,6 +187,18 @@ class World:
 
     def note(self, *what: object) -> None:
         """Into the trace."""
+        raise NotImplementedError
+
+    def count(self, kind: str) -> None:
+        raise NotImplementedError
+
+    def booted(self, member: SimMember) -> None:
+        raise NotImplementedError
+
+    def caught_up(self, member: SimMember) -> None:
+        raise NotImplementedError
+
+    def alarm(self, member: str, code: str, detail: str) -> None:
         raise NotImplementedError
 
 

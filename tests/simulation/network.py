@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import msgspec
@@ -38,6 +39,7 @@ class SimNetwork:
         self._random = random
         self._up: dict[str, int] = {}
         self._links: set[tuple[str, str]] = set()
+        self.counts: Counter[str] = Counter()
 
     def up(self, member: str, incarnation: int) -> None:
         self._up[member] = incarnation
@@ -70,21 +72,30 @@ class SimNetwork:
         if link not in self._links or (sender, receiver) in self.weather.cut:
             return []
         flight = Flight(sender, receiver, (self._up[sender], self._up[receiver]), messages.encode(message))
+        weather = self.weather
+        if not (weather.double or weather.loss or weather.slow):
+            return [(self._random.uniform(weather.delay_min_s, weather.delay_max_s), flight)]
         flights = []
-        for _ in range(2 if self._random.random() < self.weather.double else 1):
-            if self._random.random() >= self.weather.loss:
+        copies = 2 if self._random.random() < weather.double else 1
+        self.counts["duplication"] += copies - 1
+        for _ in range(copies):
+            if self._random.random() >= weather.loss:
                 flights.append((self._delay(), flight))
+            else:
+                self.counts["loss"] += 1
         return flights
 
     def deliver(self, flight: Flight) -> PeerEvent | None:
         link = (min(flight.sender, flight.receiver), max(flight.sender, flight.receiver))
         alive = (self._up.get(flight.sender), self._up.get(flight.receiver)) == flight.incarnations
         if not alive or link not in self._links or (flight.sender, flight.receiver) in self.weather.cut:
+            self.counts["stale message"] += not alive
             return None
         return Received(flight.sender, messages.decode(flight.frame))
 
     def _delay(self) -> float:
         weather = self.weather
         if self._random.random() < weather.slow:
+            self.counts["delay"] += 1
             return self._random.uniform(weather.delay_max_s, weather.slow_s)
         return self._random.uniform(weather.delay_min_s, weather.delay_max_s)

@@ -67,6 +67,14 @@ def test_what_a_member_said_before_it_was_set_aside_counts_no_more() -> None:
     assert found.judge(1_000, THREE, 2).verdict is Verdict.EQUAL
 
 
+def test_a_member_that_came_back_is_judged_by_what_it_says_from_then_on() -> None:
+    found = compared(A, m2=A, m3=B)
+    found.forget("m3")
+    assert found.judge(1_000, THREE, 2).verdict is Verdict.EQUAL
+    found.note("m3", 1_000, B)
+    assert found.judge(1_000, THREE, 2).verdict is Verdict.PEER
+
+
 def test_what_no_majority_decided_stays_open_until_one_agrees_there_or_later() -> None:
     found = compared(A, m2=B)
     found.judge(1_000, THREE, 2)

@@ -1,0 +1,78 @@
+"""Damage to one member at a time: bits on its disk, or its state in memory. The others must not suffer, and it must come back whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from raftmeta.log.hard_state import NAME as HARD_STATE
+from raftmeta.log.hard_state import SLOT_BYTES
+from raftmeta.log.journal import Journal
+from raftmeta.log.quarantine import KEPT_NAME
+from tests.simulation.member import DIRECTORY, SimMember
+from tests.support.memory_disk import MemoryDisk
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+    from tests.simulation.faults import Faults
+
+JOURNAL, SNAPSHOTS, KEPT = DIRECTORY / "journal", DIRECTORY / "snapshots", DIRECTORY / KEPT_NAME
+
+
+class Damage:
+    def __init__(self, cluster: Cluster, faults: Faults) -> None:
+        self._cluster, self._faults = cluster, faults
+        self.member = ""  # who is damaged now, "" for nobody
+
+    def over(self, member: SimMember) -> None:
+        """It has caught up; an operator has looked at what was kept, and removed it."""
+        if self.member == member.id:
+            self.member = ""
+        for folder in (KEPT, KEPT / "journal", KEPT / "snapshots"):
+            for name in member.disk.listdir(folder):
+                member.disk.unlink(folder / name)
+            member.disk.sync_directory(folder)
+
+    def flip(self) -> None:
+        """Stop a member, flip a bit of what it promised to keep, and let it start: it notices or it was harmless."""
+        member, random = self._faults.pick(), self._faults.random
+        replica, journal = member.replica, member.journal
+        if self.member or replica is None or journal is None or replica.engine.joining:
+            return
+        path, size = random.choice(self._promised(member.disk, journal))
+        if size == 0:
+            return
+        self._faults.count("bit flip")
+        self.member = member.id
+        offset, bit = random.randrange(size), 1 << random.randrange(8)
+
+        def damage() -> None:
+            if member.disk.exists(path) and offset < len(member.disk.contents(path)):
+                member.disk.flip(path, offset, bit)
+
+        self._cluster.crash(member, random.uniform(0.1, 3.0), before=damage)
+
+    def change_state(self) -> None:
+        """Let a member hold another state than its log says, as a defect of apply or of its memory would."""
+        member = self._faults.pick()
+        replica = member.replica
+        if self.member or replica is None or replica.engine.joining or replica.state.revision == 0:
+            return
+        self._faults.count("state changed")
+        self.member = member.id
+        member.diverged = True
+        replica.state = msgspec.structs.replace(replica.state, hash_sum=replica.state.hash_sum ^ (1 << self._faults.random.randrange(256)))
+
+    @staticmethod
+    def _promised(disk: MemoryDisk, journal: Journal) -> list[tuple[Path, int]]:
+        """Files, and how much of each it holds for sure: the active segment up to its mark, the hard state once it is in both slots."""
+        active = journal._segments[-1]
+        files = [
+            (SNAPSHOTS / name, len(disk.contents(SNAPSHOTS / name))) for name in disk.listdir(SNAPSHOTS) if name.startswith("snapshot-")
+        ]
+        files += [(segment.path, segment.end.offset) for segment in journal._segments[:-1]]
+        files += [(active.path, active.marked.offset)] * 2
+        files += [(JOURNAL / HARD_STATE, 2 * SLOT_BYTES if journal._hard.settled else 0)]
+        return files
