@@ -31,7 +31,9 @@ class WaitOptions(MemberOptions):
         str | None, typer.Option("--expect", metavar="VERSION", help='Refuse unless this version serves now; "" for none yet.')
     ] = None
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the rollout to its end.")] = True
-    wait_s: Annotated[float, typer.Option("--wait-s", metavar="SECONDS", min=0, help="How long to follow; it goes on afterwards.")] = 900.0
+    wait_s: Annotated[
+        float, typer.Option("--wait-s", metavar="SECONDS", min=0, help="How long to follow it, also over members that are away.")
+    ] = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,8 @@ def parse_side(option: str, text: str) -> dict[str, Any]:
 def _activate(options: ActivateOptions) -> int:
     """Move a deployment to a published version, on both sides, and follow the rollout to its end.
 
-    Exit code 0 when every node serves it, 1 when it was refused or failed (the old version keeps serving), 2 when time ran out.
+    Exit code 0 when every node serves it, 1 when it was refused or failed (the old version keeps serving), 2 when --wait-s passed
+    first or no member answered until then: the rollout goes on, and `raftmeta status` shows it.
     """
     return _roll(options, lambda client: client.activate(options.deployment, options.version, options.expect))
 
@@ -96,12 +99,13 @@ def _rollback(options: RollBackOptions) -> int:
 
 
 def _roll(options: WaitOptions, start: Callable[[Client], Awaitable[Reply]]) -> int:
-    from raftmeta.cli.follow import cost_rows, failure_text, follow
+    from raftmeta.cli.follow import Teller, cost_rows, failure_text, follow
 
     async def work(progress: output.Progress) -> Reply:
-        async with options.connect(progress.say) as client:
+        teller = Teller(progress.say)
+        async with options.connect(teller.away) as client:
             started = await start(client)
-            return await follow(client, started, options.wait_s, progress.say) if options.wait else started
+            return await follow(client, started, options.wait_s, teller.step) if options.wait else started
 
     with output.Progress(quiet=options.json) as progress:
         reply = asyncio.run(work(progress))

@@ -28,6 +28,14 @@ MEANINGS: tuple[tuple[Exit, str], ...] = (
 )
 
 
+class Unfinished(RaftmetaError):
+    """What was started goes on without us; says where it was last seen and how to look at it again."""
+
+    def __init__(self, detail: str, next_step: str) -> None:
+        super().__init__("unknown_outcome", detail)
+        self.next_step = next_step
+
+
 class UsageFault(Exception):
     """The command line is wrong; says what was found and what helps."""
 
@@ -72,6 +80,8 @@ _USAGE = frozenset({"bad_field", "bad_name", "bad_request"})  # what was typed o
 
 def hint(error: RaftmetaError) -> str:
     """What to do next."""
+    if isinstance(error, Unfinished):
+        return error.next_step
     return _HINTS.get(error.code, _BY_CLASS[error.info.error_class])
 
 

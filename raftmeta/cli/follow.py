@@ -1,36 +1,64 @@
-"""Follow a rollout to its end, telling each step once. Asks any member; survives fail-over because the client does.
+"""Follow a rollout to its end, telling each step once. Asks any member, and waits for members that are away as for the rollout itself.
 
-The answer is the last rollout record; time that runs out is not a failure of the rollout, which goes on without us.
+The answer is the last rollout record. Time that runs out is not a failure of the rollout, which goes on without us; neither is it one when
+nobody can be asked.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from raftmeta.cli.exits import Unfinished
 from raftmeta.client import Client, Read, Reply
+from raftmeta.client.backoff import RETRIED
+from raftmeta.client.transport import Timing
 from raftmeta.core.errors import RaftmetaError
 
-POLL_S = 0.1  # a stale read of the member that answers: cheap, and min_revision keeps it from going back in time
+POLL_S = 0.1  # ten reads a second are nothing to a member, and a person sees each step when it comes
+LOOK_S = 1.0  # for the last look when the time is up, and for the only one with --wait-s 0
 
 
-async def follow(client: Client, started: Reply, wait_s: float, say: Callable[[str], None]) -> Reply:
-    """The record once it is no longer running. Raises RaftmetaError `unknown_outcome` when `wait_s` passes first."""
-    rollout_id = started["rollout_id"]
-    deadline = time.monotonic() + wait_s
-    revision = started.revision
+class Teller:
+    """Tells each step, and that members are away once until one answers again: they may be away for long."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._away = False
+
+    def away(self, why: str) -> None:
+        if not self._away:
+            self._away = True
+            self._say(f"trying again: {why}")
+
+    def step(self, text: str) -> None:
+        self._away = False
+        self._say(text)
+
+
+async def follow(client: Client, started: Reply, wait_s: float, say: Callable[[str], None], timing: Timing | None = None) -> Reply:
+    """The record once it is no longer running. Raises Unfinished when `wait_s` passes first, whether or not members answer."""
+    timing = timing or Timing()
+    rollout_id, revision, seen = started["rollout_id"], started.revision, "not seen yet"
+    deadline = timing.monotonic() + wait_s
     while True:
-        rollout = await client.get_rollout(rollout_id, Read(min_revision=revision))
+        left_s = max(LOOK_S, deadline - timing.monotonic())
+        try:
+            rollout = await client.get_rollout(rollout_id, Read(min_revision=revision), timeout_s=left_s)
+        except RaftmetaError as error:
+            if error.code not in RETRIED:
+                raise
+            detail = f"rollout {rollout_id} was started and goes on; no member could say how it stands: {error.detail}; last seen: {seen}"
+            raise Unfinished(detail, "`raftmeta cluster status` shows the members, then `raftmeta status` the rollout") from error
         revision = max(revision, rollout.revision)
-        say(describe(rollout))
+        seen = describe(rollout)
+        say(seen)
         if rollout["status"] != "running":
             return rollout
-        if time.monotonic() >= deadline:
-            detail = f"rollout {rollout_id} is {rollout['phase']} after {wait_s:g} s and goes on: {describe(rollout)}"
-            raise RaftmetaError("unknown_outcome", detail, rollout_id=rollout_id)
-        await asyncio.sleep(POLL_S)
+        if timing.monotonic() >= deadline:
+            detail = f"rollout {rollout_id} is {rollout['phase']} after {wait_s:g} s and goes on: {seen}"
+            raise Unfinished(detail, f"`raftmeta status {rollout['deployment']}` shows it; `raftmeta abort` stops it before its switch")
+        await timing.sleep(POLL_S)
 
 
 def describe(rollout: Mapping[str, Any]) -> str:

@@ -109,8 +109,9 @@ class Client:
     async def rollback(self, deployment: str, expected_version: str | None = None, *, key: str = "") -> Reply:
         return await self._post(_path("deployments", deployment, "rollback"), _expected(expected_version), key)
 
-    async def get_rollout(self, rollout_id: str, read: Read = LINEARIZABLE) -> Reply:
-        return await self._get(_path("rollouts", rollout_id), read)
+    async def get_rollout(self, rollout_id: str, read: Read = LINEARIZABLE, timeout_s: float | None = None) -> Reply:
+        """`timeout_s` bounds this call: who follows a rollout waits longer for members that are away than others do."""
+        return await self._get(_path("rollouts", rollout_id), read, timeout_s=timeout_s)
 
     async def abort_rollout(self, rollout_id: str, *, key: str = "") -> Reply:
         return await self._post(_path("rollouts", rollout_id, "abort"), {}, key)
@@ -146,8 +147,8 @@ class Client:
         """
         return Watch(self._transport, from_revision, options or WatchOptions(resources=resources)).run()
 
-    async def _get(self, path: str, read: Read, params: Mapping[str, str] | None = None) -> Reply:
-        return await self._transport.call(Request("GET", path, {**read.params(), **(params or {})}))
+    async def _get(self, path: str, read: Read, params: Mapping[str, str] | None = None, timeout_s: float | None = None) -> Reply:
+        return await self._transport.call(Request("GET", path, {**read.params(), **(params or {})}), timeout_s)
 
     async def _put(self, path: str, body: object, key: str) -> Reply:
         return await self._transport.call(Request("PUT", path, body=strict_json.dumps(body), key=key))

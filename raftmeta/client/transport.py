@@ -148,7 +148,7 @@ class Transport:
                     raise problem.to_error(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
                 yield response
         except httpx.TransportError as cause:
-            raise RaftmetaError("no_quorum", f"{url} did not answer: {_reason(cause)}") from cause
+            raise RaftmetaError("no_quorum", f"{url} did not answer: {_reason(cause, idle_timeout_s)}") from cause
 
     def _pause_s(self, attempts: int, failure: _Failure) -> float:
         """No pause while members are left to try in this round."""
@@ -170,7 +170,7 @@ class Transport:
             untrusted = _certificate_fault(cause)
             if untrusted:
                 code = "unauthenticated"
-            error = RaftmetaError(code, f"{url} did not answer: {untrusted or _reason(cause)}")
+            error = RaftmetaError(code, f"{url} did not answer: {untrusted or _reason(cause, limit_s)}")
             raise _Failure(error, maybe_applied=sent, hopeless=bool(untrusted)) from cause
 
     async def _send(self, url: str, request: Request, key: str, limit_s: float) -> Reply:
@@ -266,5 +266,9 @@ def _certificate_fault(cause: BaseException | None) -> str:
     return ""
 
 
-def _reason(cause: BaseException) -> str:
+def _reason(cause: BaseException, limit_s: float) -> str:
+    if isinstance(cause, httpx.ConnectTimeout):
+        return "no connection in time"
+    if isinstance(cause, TimeoutError | httpx.TimeoutException):
+        return f"nothing came within {limit_s:.3g} s"
     return str(cause) or type(cause).__name__

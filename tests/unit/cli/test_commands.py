@@ -95,7 +95,28 @@ def test_a_rollout_that_takes_longer_than_the_wait_ends_with_2(member: StubServe
     member.routes["GET", "/v1/rollouts/r1"] = always(Answer(rollout("preparing", "running")))
     assert run(member, "activate", "search", "v2", "--wait-s", "0.05", "--json") == Exit.UNAVAILABLE
     error = json.loads(capsys.readouterr().out)["error"]
-    assert error["code"] == "unknown_outcome" and "goes on" in error["detail"]
+    assert error["code"] == "unknown_outcome" and "goes on" in error["detail"] and "`raftmeta status search`" in error["hint"]
+
+
+def test_members_that_are_away_for_longer_than_one_call_are_waited_for(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["POST", "/v1/deployments/search/activate"] = always(Answer({"rollout_id": "r1", "revision": 7}, 202))
+    away = [problem("no_leader")] * 4
+    member.routes["GET", "/v1/rollouts/r1"] = in_turn(Answer(rollout("syncing", "running")), *away, Answer(rollout("active", "done")))
+    assert main(["activate", "search", "v2", "--url", member.url, "--timeout", "0.1"]) == Exit.OK
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in told] == ["search v1 -> v2", "trying again", "search v1 -> v2"]
+
+
+def test_members_that_never_come_back_end_the_wait_with_2_and_say_that_the_rollout_goes_on(
+    member: StubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member.routes["POST", "/v1/deployments/search/activate"] = always(Answer({"rollout_id": "r1", "revision": 7}, 202))
+    member.routes["GET", "/v1/rollouts/r1"] = in_turn(Answer(rollout("syncing", "running")), problem("no_leader"))
+    assert run(member, "activate", "search", "v2", "--wait-s", "0.2") == Exit.UNAVAILABLE
+    error, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert error.startswith("error: rollout r1 was started and goes on; no member could say how it stands: because")
+    assert "last seen: search v1 -> v2: syncing" in error and error.endswith("(unknown_outcome)")
+    assert "raftmeta cluster status" in hint and "repeat" not in hint
 
 
 def test_no_wait_returns_at_once_with_the_id(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
