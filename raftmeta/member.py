@@ -159,6 +159,10 @@ class Member:
         because = f", because it was set aside: {self._kept.detail}" if self._kept is not None else ""
         return f"this member has not caught up with the others yet{because}"
 
+    def transfer(self, target: str) -> None:
+        """Hand leadership to another member, if this one leads; clients notice a pause of some milliseconds."""
+        self._runner.transfer(target)
+
     def gossip(self, topic: str, data: bytes) -> None:
         self._runner.gossip(topic, data)
 

@@ -72,10 +72,12 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._pre_vote, self._voters = PreVoteRound(self._timing.heartbeat_s), Voters()
         self._counting = False
         self._heard_at = self._ticked_at = float("-inf")
+        self._before_loss: tuple[float, float] | None = None  # when the leader was heard and the election was due, before its link closed
         self._noop_index = 0
         self._ack: tuple[int, int] = (0, 0)
         self._standing_by_transfer = False
         self._hold_until = float("-inf")  # new proposals wait while leadership moves (R17)
+        self._successor = ""  # whom to ask to stand once it holds everything
         self.violations = 0  # messages of peers that contradict themselves
         self._bootstrap = setup.bootstrap
         self.joining = setup.joining and self._rules.wiped_waits
@@ -173,6 +175,9 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._SyncObj__onNodeConnected(self._node(peer))
         restarted = self._incarnations.get(peer, incarnation) != incarnation
         self._incarnations[peer] = incarnation
+        if self._before_loss is not None and peer == self.leader_id and not restarted:
+            self._heard_at, self._SyncObj__raftElectionDeadline = self._before_loss
+            self._before_loss = None
         if self.role == LEADER and peer in self.replication.followers:
             if restarted:
                 self._SyncObj__raftMatchIndex[self._node(peer)] = 0
@@ -180,6 +185,20 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def disconnected(self, peer: str) -> None:
         self._SyncObj__onNodeDisconnected(self._node(peer))
+        if self._rules.closed_link_counts and self.role == FOLLOWER and peer == self.leader_id and self._id in self.configuration.ids:
+            self._lose_leader(peer)
+
+    def _lose_leader(self, leader: str) -> None:
+        """R8: who lost the link to its leader hears it no more; unless it is back within a heartbeat, ask who else lost it.
+
+        The members ask half a heartbeat apart, by name: two that lose the same leader at once do not split the votes.
+        """
+        due = self._SyncObj__raftElectionDeadline
+        place = [peer for peer in self.configuration.ids if peer != leader].index(self._id)
+        self._before_loss = self._heard_at, due
+        self._heard_at = float("-inf")
+        self._pre_vote.reset()  # what was granted before says nothing of now
+        self._SyncObj__raftElectionDeadline = min(due, self._ports.clock() + self._timing.heartbeat_s * (1 + place / 2))
 
     def has_caught_up(self) -> bool:
         """Whether a member that started with nothing holds again what it may have acknowledged before (joining.py)."""
@@ -199,13 +218,22 @@ class Engine(SyncObj):  # type: ignore[misc]
         return None
 
     def transfer(self, target: str) -> bool:
-        """Ask `target` to stand at once; only when it holds everything. New proposals wait for at most one election timeout (R17)."""
+        """Ask `target` to stand as soon as it holds everything. New proposals wait for at most one election timeout (R17)."""
         progress = self.replication.followers.get(target)
-        if self.role != LEADER or progress is None or progress.match != self.last_index:
+        if self.role != LEADER or progress is None or (progress.match != self.last_index and not self._rules.wait_for_successor):
             return False
         self._hold_until = self._ports.clock() + self._timing.election_min_s
-        self._hooks.send(target, TimeoutNow(self.term))
+        self._successor = target
         return True
+
+    def _hand_over(self) -> None:
+        """Everything is committed and applied here first, so that no caller is left in doubt."""
+        progress = self.replication.followers.get(self._successor)
+        if progress is None or self._ports.clock() >= self._hold_until:
+            self._successor = ""
+        elif progress.match == self.last_index == self.applied_index:
+            self._hooks.send(self._successor, TimeoutNow(self.term))
+            self._successor = ""
 
     def step_down(self) -> None:
         """Lead no more; somebody else will."""
@@ -293,7 +321,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         matched = plan.matched_index if len(entries) == len(plan.entries) else plan.prev_index + len(entries)
         self._ack = (matched, message.round)
         commit = min(message.commit_index, matched) if self._rules.match_before_commit else message.commit_index
-        self._heard_at = self._ports.clock()
+        self._hear()
         safe = {
             "type": "append_entries",
             "term": message.term,
@@ -324,8 +352,11 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def _follow(self, peer: str, term: int) -> None:
         """The library's handling of a heartbeat that moves nothing."""
-        self._heard_at = self._ports.clock()
+        self._hear()
         self._library(peer, {"type": "append_entries", "term": term, "commit_index": self.commit_index})
+
+    def _hear(self) -> None:
+        self._heard_at, self._before_loss = self._ports.clock(), None
 
     def _on_reply(self, peer: str, reply: AppendReply | SnapshotReply) -> None:
         progress = self.replication.followers.get(peer)
@@ -491,7 +522,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         old = self.role
         SyncObj._SyncObj__setState(self, new_state)
         if old != new_state:
-            self._hold_until = float("-inf")
+            self._hold_until, self._successor = float("-inf"), ""
             self._hooks.on_role(new_state)
 
     def _SyncObj__sendNextNodeIdx(
@@ -518,6 +549,8 @@ class Engine(SyncObj):  # type: ignore[misc]
             if payload is None:
                 break
             self._append(payload)
+        if self._successor:
+            self._hand_over()
         self._replicate(everyone=False)
 
     def _SyncObj__applyLogEntries(self) -> bool:

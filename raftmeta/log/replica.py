@@ -120,6 +120,10 @@ class Replica:
             return
         self.reads.submit(self._ports.clock() + timeout_s, sink)
 
+    def transfer(self, target: str) -> bool:
+        """Hand leadership over, see the engine's. False when this member does not lead the target."""
+        return target in self._connected and self.engine.transfer(target)
+
     def gossip(self, topic: str, data: bytes) -> None:
         for peer in sorted(self._connected):
             self._outbox.append((peer, Gossip(topic, data)))

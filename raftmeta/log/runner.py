@@ -60,7 +60,7 @@ class Runner:
     def __init__(self, identity: Identity, replica: Replica, journal: Journal, network: Network, ends: Ends) -> None:
         self._identity, self._replica, self._journal, self._network = identity, replica, journal, network
         self._ends = ends
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[Callable[[], object]] = deque()
         self._woken = False
         self._stopping = False
         self._fault = ""
@@ -112,6 +112,10 @@ class Runner:
         self._call(lambda: self._replica.read(timeout_s, sink), ticket)
         return ticket
 
+    def transfer(self, target: str) -> None:
+        """Best effort: hand leadership to this member; the status shows what came of it."""
+        self._call(lambda: self._replica.transfer(target), None)
+
     def gossip(self, topic: str, data: bytes) -> None:
         """Best effort, to every connected member."""
         self._call(lambda: self._replica.gossip(topic, data), None)
@@ -127,7 +131,7 @@ class Runner:
         began = self._step_began
         return 0.0 if began == 0.0 else monotonic() - began
 
-    def _call(self, call: Callable[[], None], ticket: Ticket[Outcome] | Ticket[int] | None) -> None:
+    def _call(self, call: Callable[[], object], ticket: Ticket[Outcome] | Ticket[int] | None) -> None:
         if self._stopping or self._fault or self._set_aside:
             if ticket is not None:
                 why = self._fault or self._set_aside or "the member is stopping"
