@@ -11,6 +11,7 @@ from raftmeta.log.hard_state import NAME as HARD_STATE
 from raftmeta.log.hard_state import SLOT_BYTES
 from raftmeta.log.journal import Journal
 from raftmeta.log.quarantine import KEPT_NAME
+from raftmeta.log.replica import Replica
 from tests.simulation.member import DIRECTORY, SimMember
 from tests.support.memory_disk import MemoryDisk
 
@@ -39,7 +40,7 @@ class Damage:
         """Stop a member, flip a bit of what it promised to keep, and let it start: it notices or it was harmless."""
         member, random = self._faults.pick(), self._faults.random
         replica, journal = member.replica, member.journal
-        if self.member or replica is None or journal is None or replica.engine.joining:
+        if replica is None or journal is None or not self._may_harm(replica):
             return
         path, size = random.choice(self._promised(member.disk, journal))
         if size == 0:
@@ -58,12 +59,19 @@ class Damage:
         """Let a member hold another state than its log says, as a defect of apply or of its memory would."""
         member = self._faults.pick()
         replica = member.replica
-        if self.member or replica is None or replica.engine.joining or replica.state.revision == 0:
+        if replica is None or not self._may_harm(replica) or replica.state.revision == 0:
             return
         self._faults.count("state changed")
         self.member = member.id
         member.diverged = True
         replica.state = msgspec.structs.replace(replica.state, hash_sum=replica.state.hash_sum ^ (1 << self._faults.random.randrange(256)))
+
+    def _may_harm(self, replica: Replica) -> bool:
+        """Only while the others are enough: everybody is a member as far as anybody knows, and nobody else is damaged or catching up."""
+        everybody = set(self._cluster.members)
+        replicas = [member.replica for member in self._cluster.members.values() if member.replica is not None]
+        whole = all(set(each.engine.configuration.ids) == everybody and not each.engine.joining for each in replicas)
+        return not self.member and whole and replica.engine.configuration == replica.engine.configuration_at(replica.engine.commit_index)
 
     @staticmethod
     def _promised(disk: MemoryDisk, journal: Journal) -> list[tuple[Path, int]]:

@@ -30,7 +30,7 @@ class Membership:
             self._propose(leader, self._with(now, away[0]), "member added")
             return
         victim = self._faults.pick()
-        if victim is not leader and victim.id != self._faults.damage.member:
+        if victim is not leader and not self._faults.damage.member:  # what is left must be a majority that is whole
             self._propose(leader, Configuration(tuple(member for member in now.members if member.id != victim.id)), "member removed")
 
     def restore(self, _: object = None) -> None:
