@@ -124,7 +124,7 @@ class Supervisor:
                 self._start(child)
 
     def _start(self, child: Child) -> None:
-        command = [sys.executable, "-m", "node_agent.main", "--role", child.role, "--index", str(child.index)]
+        command = [sys.executable, "-m", "node_agent.child", "--role", child.role, "--index", str(child.index)]
         command += ["--config", str(self._config_file), "--boot-id", self.boot_id, "--parent", str(os.getpid())]
         command += ["--port", str(self._port)]
         passed: tuple[int, ...] = ()

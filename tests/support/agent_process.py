@@ -73,13 +73,13 @@ class AgentProcess:
         """Returns when its front answers."""
         (self.store / "run" / "address").unlink(missing_ok=True)
         with open(self._log, "ab") as log:
-            command = [sys.executable, "-m", "node_agent.main", "--config", str(self._config)]
+            command = [sys.executable, "-m", "raftmeta.cli.main", "agent", "--config", str(self._config)]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.until(self._is_live, "the front answers")
 
     def run_to_end(self, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
         """For a start that should be refused: the exit status and what it said."""
-        command = [sys.executable, "-m", "node_agent.main", "--config", str(self._config)]
+        command = [sys.executable, "-m", "raftmeta.cli.main", "agent", "--config", str(self._config)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
         return done.returncode, done.stderr
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from node_agent import names
-from node_agent.main import EXIT_CONFIG
 from node_agent.supervisor import LONGEST_WAIT_S, start_wait_s
+from raftmeta.cli.exits import Exit
+from raftmeta.cli.main import main as cli
 
 
 @pytest.mark.parametrize("module", ["supervisor", "http_server", "control"])
@@ -38,10 +39,31 @@ def test_file_names_stay_short_and_tell_agents_apart(tmp_path: Path) -> None:
 def test_a_configuration_with_faults_ends_the_start_with_all_of_them(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     path.write_text('node = "N"\n')
-    done = subprocess.run(
-        [sys.executable, "-m", "node_agent.main", "--config", str(path)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == EXIT_CONFIG
+    command = [sys.executable, "-m", "raftmeta.cli.main", "agent", "--config", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == Exit.USAGE
+    error, hint = done.stderr.splitlines()
     for field in ("node", "zone", "member_urls", "store_dir"):
-        assert field in done.stderr
-    assert "Traceback" not in done.stderr
+        assert field in error
+    assert error.startswith(f"error: {path}: ") and hint.startswith("hint:  correct the file")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [([], "Missing option '--config'"), (["--config", "x", "--role", "front"], "--role"), (["--cofnig", "x"], "--cofnig")],
+)
+def test_a_wrong_command_line_has_the_shape_of_every_commands_errors(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli(["agent", *words]) == Exit.USAGE
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ") and says in error and error.endswith("(usage)")
+    assert "raftmeta agent --config ./cluster/agents/node-a/agent.toml" in hint
+
+
+@pytest.mark.parametrize("change", [["--role", "cook"], ["--index", "first"]])
+def test_a_child_is_started_by_its_supervisor_and_refuses_any_other_words(change: list[str]) -> None:
+    words = {"--role": "front", "--config": "x", "--boot-id": "b", "--index": "0", "--parent": "1", "--port": "1"} | dict([change])
+    command = [sys.executable, "-m", "node_agent.child", *(word for pair in words.items() for word in pair)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and change[1] in done.stderr

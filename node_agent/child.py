@@ -1,0 +1,94 @@
+"""One process of an agent, as its supervisor starts it: `python -m node_agent.child --role front …`. The wiring of each role.
+
+Nobody types its words, so they have none of the command line's help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from node_agent import config as configuration
+from node_agent.runtime import Runtime, end_with_parent, start_log
+from raftmeta.core.errors import RaftmetaError
+
+# A forward pass gives the interpreter up and takes it back at each of some hundred operations. While another thread binds the next version,
+# each taking back costs up to this long; with the default of 5 ms requests took 20 times as long (p99 1,400 ms instead of 330 ms).
+SWITCH_INTERVAL_S = 0.0001
+EXIT_CONFIG = 3  # as the command line's: a configuration file is wrong
+ROLES = ("front", "worker", "control")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="node_agent.child", description="A process of `raftmeta agent`, which starts it.")
+    parser.add_argument("--role", choices=ROLES, required=True)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--boot-id", required=True)
+    for name in ("index", "parent", "port"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--listen-fd", type=int, default=-1)
+    given = parser.parse_args(arguments)
+    end_with_parent(given.parent)
+    try:
+        config = configuration.load(given.config)
+        start_log(given.role, config)
+        _run(given.role, Runtime(config, given.boot_id, given.port), given.index, given.listen_fd)
+    except RaftmetaError as error:
+        sys.stderr.write(f"raftmeta agent, {given.role}: {error}\n")
+        return EXIT_CONFIG
+    return 0
+
+
+def _run(role: str, runtime: Runtime, index: int, listen_fd: int) -> None:
+    match role:
+        case "front":
+            _run_front(runtime, listen_fd)
+        case "worker":
+            asyncio.run(_worker(runtime, index))
+        case _:
+            asyncio.run(_control(runtime))
+
+
+def _run_front(runtime: Runtime, listen_fd: int) -> None:
+    import uvloop
+
+    uvloop.run(_front(runtime, listen_fd))
+
+
+async def _front(runtime: Runtime, listen_fd: int) -> None:
+    from node_agent import http_server
+
+    runtime.listen_for_stop()
+    await http_server.run(runtime, socket.socket(fileno=listen_fd))
+
+
+async def _worker(runtime: Runtime, index: int) -> None:
+    import torch
+
+    from node_agent.engine.hf import HfEngine
+    from node_agent.host import Host
+    from node_agent.store import Store
+    from node_agent.worker import Worker
+
+    runtime.listen_for_stop()
+    config = runtime.config
+    torch.set_num_threads(config.threads)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    store = Store(config.store_dir, config.store_quota_bytes)
+    host = Host(index, (config.store_dir, config.arena_dir), store, {"hf": HfEngine})
+    await Worker(index, host).run(runtime)
+
+
+async def _control(runtime: Runtime) -> None:
+    from node_agent.control import run
+
+    runtime.listen_for_stop()
+    await run(runtime)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
