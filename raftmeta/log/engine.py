@@ -507,7 +507,6 @@ class Engine(SyncObj):  # type: ignore[misc]
         if not self._journal.has_room(LEADER_ROOM_BYTES):
             self._step_down()
             return
-        counting, self._counting = self._counting, False
         self.replication.begin(self.configuration.peers_of(self._id))
         self._noop_index = self.last_index + 1
         self._pre_vote.reset()
@@ -516,7 +515,8 @@ class Engine(SyncObj):  # type: ignore[misc]
         if self._bootstrap:
             self._append(self._memberships.payload(self.configuration))
             self._bootstrap = False
-        self._counting = counting
+        if self.configuration.quorum == 1:  # R19: it won inside a tick, and the commit rule of that tick comes next
+            self._counting = self._rules.count_self_synced
 
     def _SyncObj__setState(self, new_state: int) -> None:
         old = self.role

@@ -263,6 +263,18 @@ def test_r19_a_single_member_commits_nothing_before_its_sync(on: bool) -> None:
     assert lone.engine.commit_index == lone.engine.last_index
 
 
+@both
+def test_r19_a_single_member_applies_nothing_in_the_tick_in_which_it_wins(on: bool) -> None:
+    """Its bootstrap entry used up the marker before the entry was durable: after power loss it belonged to no cluster."""
+    lone = LoneEngine(rules=rules("count_self_synced", on), configuration=trio("m1"))
+    lone.step(after_s=1.6, sync=False)
+    assert lone.engine.role == LEADER
+    assert (lone.applied == []) is on
+    lone.journal.sync()
+    lone.step()
+    assert lone.applied == [(1, 1)]
+
+
 def test_r20_peers_hash_the_same_in_every_process() -> None:
     script = "from raftmeta.log.engine import Peer; print(hash(Peer('m1')), [p.id for p in {Peer(f'member-{i}') for i in range(9)}])"
     seen = {
