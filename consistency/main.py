@@ -18,13 +18,11 @@ from consistency.agents import AgentOptions, HttpAgents
 from consistency.collect import Checker, Members
 from consistency.findings import EXIT_STATUS, INCOMPLETE, Limits, Verdict, worst
 from raftmeta.cli import output
-from raftmeta.cli.exits import Exit, UsageFault, hint
+from raftmeta.cli.exits import Exit, UsageFault, exit_code, hint
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.client import Reply
 from raftmeta.client.config import resolve
 from raftmeta.core.errors import RaftmetaError
-
-_USAGE = ("unknown_deployment", "bad_field", "bad_name")  # codes that mean a wrong command line or configuration here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +66,8 @@ def _check(options: CheckOptions) -> int:
         with output.Progress(quiet=options.json) as progress:
             outcome = asyncio.run(_work(options, names, progress))
     except RaftmetaError as error:
-        if error.code in _USAGE:
-            raise UsageFault(error.detail, hint(error)) from error
+        if exit_code(error) is Exit.USAGE:
+            raise
         return _failed(options, error)
     if options.json:
         output.print_json(as_json(outcome))

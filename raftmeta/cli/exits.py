@@ -14,7 +14,7 @@ class Exit(IntEnum):
     OK = 0
     NO = 1  # the answer is no: refused, failed, diverged, a claim that did not hold
     UNAVAILABLE = 2  # incomplete: no answer in time, or not everything could be looked at
-    USAGE = 3  # the command line or a configuration file is wrong
+    USAGE = 3  # the command line or a configuration file is wrong, or names what does not exist
     FAULT = 4  # a defect of this program
     INTERRUPTED = 130
 
@@ -23,7 +23,7 @@ MEANINGS: tuple[tuple[Exit, str], ...] = (
     (Exit.OK, "done; the answer is yes"),
     (Exit.NO, "the answer is no: refused, failed, diverged, or a claim that did not hold"),
     (Exit.UNAVAILABLE, "incomplete: no answer in time; try again"),
-    (Exit.USAGE, "the command line or a configuration file is wrong"),
+    (Exit.USAGE, "the command line or a configuration file is wrong, or names what does not exist"),
     (Exit.FAULT, "a defect of this program"),
 )
 
@@ -75,7 +75,9 @@ _BY_CLASS = {
 }
 
 
-_USAGE = frozenset({"bad_field", "bad_name", "bad_request"})  # what was typed or configured cannot be meant
+# What was typed or configured cannot be meant. An unknown name is no answer of `check`, whose 1 is a difference that was seen.
+_UNKNOWN = ("unknown_deployment", "unknown_model", "unknown_node", "unknown_rollout", "unknown_version")
+_USAGE = frozenset({"bad_field", "bad_name", "bad_request", *_UNKNOWN})
 
 
 def hint(error: RaftmetaError) -> str:

@@ -127,7 +127,7 @@ def test_no_wait_returns_at_once_with_the_id(member: StubServer, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code"), [("unknown_version", Exit.NO), ("rollout_in_progress", Exit.NO), ("no_leader", Exit.UNAVAILABLE)]
+    ("code", "exit_code"), [("unknown_version", Exit.USAGE), ("rollout_in_progress", Exit.NO), ("no_leader", Exit.UNAVAILABLE)]
 )
 def test_a_refusal_prints_error_and_hint(code: str, exit_code: Exit, member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
     member.routes["POST", "/v1/deployments/search/activate"] = always(problem(code))

@@ -120,7 +120,8 @@ def test_every_error_code_has_a_hint_and_an_exit_code(code: str) -> None:
     if error.info.error_class is ErrorClass.UNAVAILABLE:
         assert exits.exit_code(error) == exits.Exit.UNAVAILABLE
     else:
-        assert exits.exit_code(error) == (exits.Exit.USAGE if code in ("bad_field", "bad_name", "bad_request") else exits.Exit.NO)
+        usage = code.startswith("unknown_") or code in ("bad_field", "bad_name", "bad_request")
+        assert exits.exit_code(error) == (exits.Exit.USAGE if usage else exits.Exit.NO)
 
 
 @given(st.text(max_size=20))

@@ -92,6 +92,16 @@ def test_a_wrong_command_line_exits_3_and_records_nothing(stub: StubServer, flee
     assert fleet.recorded == []
 
 
+@pytest.mark.parametrize("command", ["check", "status"])
+def test_every_command_ends_with_3_for_a_deployment_that_there_is_not(
+    stub: StubServer, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.routes["GET", "/v1/deployments/seach"] = always(problem("unknown_deployment", "no deployment 'seach'"))
+    assert main([command, "seach", "--url", stub.url]) == 3
+    error, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert "'seach'" in error and error.endswith("(unknown_deployment)") and "`raftmeta status` lists the deployments" in hint
+
+
 @pytest.mark.parametrize("code", ["unauthenticated", "forbidden", "internal"])
 def test_members_that_refuse_leave_it_incomplete_and_not_diverged(stub: StubServer, code: str, capsys: pytest.CaptureFixture[str]) -> None:
     stub.routes["GET", "/v1/deployments"] = always(problem(code))
