@@ -14,6 +14,7 @@ import msgspec
 from api import query
 from api.errors import problem
 from api.operation import Answer, Kind, Operation
+from api.schemas.examples import PATH
 from raftmeta.core.errors import CODES
 from raftmeta.core.manifest import LABEL, NAME
 
@@ -115,7 +116,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
     for name in re.findall(r"{(\w+)}", operation.path):
         pattern = LABEL if name == "label" else NAME
         schema = {"type": "string", "pattern": f"^{pattern.pattern}"}
-        made.append({"name": name, "in": "path", "required": True, "schema": schema})
+        made.append({"name": name, "in": "path", "required": True, "schema": schema, "example": PATH[name]})
     for name in parameters_of(operation):
         schema, what = _QUERY[name]
         made.append({"name": name, "in": "query", "required": False, "schema": schema, "description": what})

@@ -86,7 +86,7 @@ def _started(outcome: Outcome, rollout_id: str) -> Reply:
 
 
 _STARTED = Answer(
-    202, answers.RolloutStarted, {"rollout_id": examples.ROLLOUT["id"], "revision": 42}, "The rollout runs; watch it or read it by its id"
+    202, answers.RolloutStarted, {"rollout_id": examples.ROLLOUT_ID, "revision": 42}, "The rollout runs; watch it or read it by its id"
 )
 
 OPERATIONS = (
@@ -121,7 +121,7 @@ OPERATIONS = (
         action="declare",
         what="Declare a deployment: its model, its sides and their nodes, its policy",
         handler=declare,
-        answers=(Answer(200, answers.Deployment, examples.DEPLOYMENT, "The deployment as it is now"),),
+        answers=(Answer(200, answers.Deployment, examples.DECLARED, "The deployment as it is now"),),
         errors=("unknown_model", "rollout_in_progress", "deployment_model_fixed"),
         body=Body(DeploymentBody),
         example=examples.DEPLOYMENT_BODY,

@@ -48,7 +48,7 @@ async def watch(service: Service, call: Call) -> Reply:
 
 
 _EXAMPLE = (
-    'id: 42\nevent: change\ndata: {"revision":42,"events":[{"kind":"rollout","key":"r-5d1c2a90b7e64f31","op":"put","value":{}}]}\n\n'
+    'id: 42\nevent: change\ndata: {"revision":42,"events":[{"kind":"rollout","key":"r-255567b8d3fdb7c3","op":"put","value":{}}]}\n\n'
     'id: 44\nevent: bookmark\ndata: {"revision":44}\n\n'
 )
 

@@ -1,4 +1,8 @@
-"""The examples of the document: one small model on its way through the system, the same names everywhere."""
+"""The examples of the document: one small model on its way through the system, the same names and the same bytes everywhere.
+
+Each body can be sent as it stands to a member that holds what it names, in the order publish, declare, activate, attest; a test does it. So
+the digests are those of the manifest, and the rollout's id is the one that follows from `ROLLOUT_KEY`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,12 @@ _TENSOR = "39c5b7f0f5cf2e3b1f0dd4cf0ca41c3f24f5ce2b4c02d3b1a6e1f2d3c4b5a697"
 _ENTRY = "a41f6bd37a4b8f3f31dd0f1c2b3a495867768594a3b2c1d0e0f1a2b3c4d5e6f7"
 _FILE = "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
 _CONFIG = "1d2f3a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f607"
-CHECKSUM = "9b74c9897bac770ffc029102a200c5de7a1f2e3d4c5b6a798897a6b5c4d3e2f1"
-VECTOR_ROOT = "1180a26502ebe42ad6127813fa89812ad1c5e92dffd4bbdb4c76da87b247089a"
+_STATE = "9b74c9897bac770ffc029102a200c5de7a1f2e3d4c5b6a798897a6b5c4d3e2f1"
+CHECKSUM = "28d888d11c5f570df32e43a03cad23d03bd3d5b3c049d43ba5ec32a1befc1695"
+VECTOR_ROOT = "9c83f4b9dbfd8a624f6a4fd8796c1b00497d069a23ecc992f8f3f0de9db9dd1b"
+ROLLOUT_KEY = "1764453610000-5d1c2a90b7e64f31"  # idempotency key of the activation
+ROLLOUT_ID = "r-255567b8d3fdb7c3"
+PATH = {"model": "sentence-encoder", "label": "1.4.0", "deployment": "search", "rollout": ROLLOUT_ID, "node": "gpu-a1"}
 
 MANIFEST: dict[str, Any] = {
     "format": "raftmeta-manifest-1",
@@ -40,10 +48,10 @@ VERSION: dict[str, Any] = {
     "label": "1.4.0",
     "number": 7,
     "checksum": CHECKSUM,
-    "config_digest": _CONFIG,
-    "weights_digest": _FILE,
+    "config_digest": "ef3180d8bfb11a0fabfc1e20dd081f07b4f43280b0c70be945b163e57c3db3d6",
+    "weights_digest": "2056c9f8d61e8f88e4fde4c9d1f899c91c45e64c0031598ea918188fb3ba8bf2",
     "vector_root": VECTOR_ROOT,
-    "manifest_digest": _ENTRY,
+    "manifest_digest": "cd34927bdbeb2db9492dd73ef1f26cf82a061344bb9eb0b046b8c4a4ffe163fb",
     "size_bytes": 4804,
     "weights_bytes": 4096,
     "file_count": 2,
@@ -63,7 +71,7 @@ DEPLOYMENT = {
     **DEPLOYMENT_BODY,
     "version": "1.3.2",
     "previous": "1.3.1",
-    "rollout_id": "r-5d1c2a90b7e64f31",
+    "rollout_id": ROLLOUT_ID,
     "order_revision": 33,
     "declared_revision": 5,
     "activated_revision": 35,
@@ -72,6 +80,7 @@ DEPLOYMENT = {
     "target": "1.4.0",
     "waiting_for": ["gpu-a2", "gpu-b1", "gpu-b2"],
 }
+DECLARED = {**DEPLOYMENT, "phase": "idle", "target": "1.3.2", "waiting_for": []}
 SERVED = {"version": "1.3.2", "rollout_id": "r-77aa01c2d3e4f506", "since_ms": 1764451100000, "until_ms": None}
 COUNTERS = {
     "bytes_total": 4096,
@@ -84,7 +93,7 @@ COUNTERS = {
     "lag_ms": -1,
 }
 ATTEST_BODY = {
-    "rollout_id": "r-5d1c2a90b7e64f31",
+    "rollout_id": ROLLOUT_ID,
     "side": "primary",
     "stage": "ready",
     "checksum": CHECKSUM,
@@ -93,7 +102,7 @@ ATTEST_BODY = {
     "counters": COUNTERS,
 }
 ROLLOUT = {
-    "id": "r-5d1c2a90b7e64f31",
+    "id": ROLLOUT_ID,
     "deployment": "search",
     "kind": "activate",
     "model": "sentence-encoder",
@@ -170,6 +179,6 @@ CLUSTER = {
     "fault": "",
     "generation": 1,
     "feature_level": 1,
-    "state_hash": _TENSOR,
+    "state_hash": _STATE,
     "revision": 52,
 }
