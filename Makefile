@@ -3,13 +3,14 @@
 
 PYTHON ?= python3
 TEST_WORKERS ?= 2
+MINUTES ?= 30
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test check format bench coverage-core install clean
+.PHONY: help demo test soak check format bench coverage-core install clean
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets
@@ -31,6 +32,9 @@ demo: $(STAMP)  ## Show one model update end to end, measured; figures go to bui
 
 test: $(STAMP)  ## Run every test, on two processors
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+
+soak: $(STAMP)  ## Harm three real members for MINUTES=30 and judge what their clients saw; SEED=n repeats a schedule
+	$(BIN)/python -m tests.cluster.nemesis --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check: $(STAMP)  ## Lint, types, import contracts
 	$(BIN)/ruff check .
