@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from api import errors, openapi
+from api import docs_page, errors, openapi
 from api.dispatch import serve
 from api.fast import FastLayer
 from api.operation import Operation
@@ -26,7 +26,7 @@ def build(service: Service) -> FastLayer:
 
 def build_inner(service: Service) -> FastAPI:
     """Every operation without the thin layer, and the documents."""
-    app = FastAPI(title="raftmeta", openapi_url="/openapi.json", docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="raftmeta", openapi_url="/openapi.json", docs_url=None, redoc_url=None, redirect_slashes=False)
     for operation in OPERATIONS:
         app.add_api_route(
             operation.path,
@@ -36,6 +36,7 @@ def build_inner(service: Service) -> FastAPI:
             response_model=None,
         )
     app.openapi = document  # type: ignore[method-assign]
+    app.add_api_route("/docs", _docs, methods=["GET"], response_model=None)
     app.add_exception_handler(HTTPException, _refuse(service))
     return app
 
@@ -43,6 +44,15 @@ def build_inner(service: Service) -> FastAPI:
 @cache
 def document() -> dict[str, Any]:
     return openapi.document(OPERATIONS, metadata.version("raftmeta"))
+
+
+@cache
+def _page() -> str:
+    return docs_page.render(document())
+
+
+async def _docs() -> Response:
+    return Response(_page(), headers=docs_page.HEADERS, media_type="text/html")
 
 
 class _Served(Response):
