@@ -7,7 +7,7 @@ checked, so that a refusal changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +26,7 @@ DRAIN_BYTES = 1 << 20  # of a refused body: what a client has under way before i
 DRAIN_S = 1.0
 _STATIC: tuple[Header, ...] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 _LABEL_PARAMETERS = frozenset({"label"})
+_SINGLE = frozenset({b"authorization", b"content-encoding", b"content-length", b"content-type", b"host", b"idempotency-key", b"origin"})
 
 
 async def serve(service: Service, operation: Operation, params: Mapping[str, str], asgi: tuple[Scope, Receive, Send]) -> None:
@@ -82,12 +83,11 @@ async def _answer(service: Service, operation: Operation, call: Call, scope: Sco
 
 async def _prepare(service: Service, operation: Operation, call: Call, scope: Scope, receive: Receive) -> None:
     """Fills the call in, or raises RaftmetaError."""
-    headers = dict(scope["headers"])
-    call.headers = headers
+    headers = call.headers = _fold(scope["headers"])
     member = service.member
     if operation.action:
         call.caller = auth.identify(member.authorizer, scope, headers)
-        _check_names(call.params)
+        _check_names(call.params, scope.get("raw_path") or b"")
         member.authorizer.require(call.caller, operation.action, scope["path"][len(ROOT) :])
     call.query = query.decode(scope["query_string"], operation)
     if operation.kind is Kind.MUTATION:
@@ -121,7 +121,21 @@ async def _read_body(service: Service, operation: Operation, call: Call, receive
         service.large_bytes -= reserved
 
 
-def _check_names(params: Mapping[str, str]) -> None:
+def _fold(fields: Sequence[Header]) -> Mapping[bytes, bytes]:
+    """The header fields by name. Raises RaftmetaError bad_request when one that decides something stands twice: it has two meanings."""
+    headers = dict(fields)
+    if len(headers) != len(fields):
+        seen = set()
+        for name, _ in fields:
+            if name in seen and name in _SINGLE:
+                raise RaftmetaError("bad_request", f"the header {name.decode('ascii')} stands twice")
+            seen.add(name)
+    return headers
+
+
+def _check_names(params: Mapping[str, str], raw_path: bytes) -> None:
+    if b"%2" in raw_path and b"%2f" in raw_path.lower():  # decoded it would end a name and begin another
+        raise RaftmetaError("bad_name", "the path holds an encoded slash, which no name may hold")
     for name, value in params.items():
         if name in _LABEL_PARAMETERS:
             if not LABEL.match(value):

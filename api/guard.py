@@ -59,14 +59,23 @@ class GuardedProtocol(HttpToolsProtocol):
             self._cut_with("overloaded", f"the member serves its limit of {self.limits.max_connections} connections")
 
     def data_received(self, data: bytes) -> None:
+        """Hands on no more at once than a head may have, so that one that arrives whole is bounded like one that comes in pieces.
+
+        A head that begins behind another request is counted from the next piece on: it may have up to twice the limit.
+        """
         self._idle_since = None
         if self._head_since is None and (self.cycle is None or self.cycle.response_complete):
             self._head_since = self.loop.time()
-        if self._head_since is not None:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_since is not None and self._head_bytes > self.limits.max_head_bytes:
-            self._cut_with("bad_request", f"the request's head exceeds {self.limits.max_head_bytes} bytes")
+        limit = self.limits.max_head_bytes
+        while data and not self.transport.is_closing():
+            size = limit
+            if self._head_since is not None:
+                size -= self._head_bytes
+                self._head_bytes += min(size, len(data))
+            super().data_received(data[:size])
+            data = data[size:]
+            if self._head_since is not None and self._head_bytes >= limit:
+                self._cut_with("bad_request", f"the request's head exceeds {limit} bytes")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -124,6 +124,56 @@ def test_a_head_without_end_is_cut_at_its_limit() -> None:
         assert server.works()
 
 
+@pytest.mark.parametrize("padding", [b"a", b" "], ids=["value", "blanks before it"])
+def test_a_head_that_arrives_whole_is_held_to_the_limit_too(padding: bytes) -> None:
+    with running(HttpLimits(max_head_bytes=4_096)) as server:
+        for size, status in ((4_096, b"200"), (4_097, b"400")):
+            head = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx: "
+            head += padding * (size - len(head) - 5) + b"b\r\n\r\n"
+            with server.connect() as connection:
+                connection.sendall(head)
+                reply = read_all(connection)
+                assert (len(head), reply.split()[1]) == (size, status)
+        assert json.loads(reply.partition(b"\r\n\r\n")[2])["detail"] == "the request's head exceeds 4096 bytes"
+        assert server.works()
+
+
+def test_a_head_behind_another_request_is_bounded() -> None:
+    with running(HttpLimits(max_head_bytes=4_096)) as server, server.connect() as connection:
+        connection.sendall(WHOLE + b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"a" * 8_192 + b"\r\n\r\n")
+        assert read_all(connection).count(b"HTTP/1.1 200") <= 1
+        assert server.works()
+
+
+def test_a_body_larger_than_a_head_may_be_arrives_with_it_whole() -> None:
+    value = manifest()
+    value["sources"] = [f"http://h{number}/" + "a" * 2_000 + "/" for number in range(8)]
+    body = json.dumps({"manifest": value}).encode()
+    with running(HttpLimits(max_head_bytes=4_096)) as server, server.connect() as connection:
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert len(body) > 3 * 4_096 and connection.recv(65_536).startswith(b"HTTP/1.1 201")
+
+
+@pytest.mark.parametrize("field", [b"host: 127.0.0.1", b"content-length: 2", b"idempotency-key: k", b"authorization: Bearer x"])
+def test_a_header_that_decides_something_may_not_stand_twice(field: bytes) -> None:
+    head = b"POST /v1/rollouts/r/abort HTTP/1.1\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    fields = [b"host: 127.0.0.1", b"content-length: 2"]
+    sent = [*fields, *([] if field in fields else [field]), field]
+    with running() as server, server.connect() as connection:
+        connection.sendall(head + b"\r\n".join(sent) + b"\r\n\r\n{}")
+        reply, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert (reply.split()[1], json.loads(body)["code"]) == (b"400", "bad_request")
+        assert server.member.log.proposed == []
+
+
+@pytest.mark.parametrize("path", [b"/v1/models/encoder%2Fversions%2F1.0.0", b"/v1/models/encoder/versions%2f1.0.0", b"/v1%2Fmodels"])
+def test_an_encoded_slash_is_no_slash(path: bytes) -> None:
+    with running(prepare=declare) as server, server.connect() as connection:
+        connection.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+        reply, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert (reply.split()[1], json.loads(body)["code"]) == (b"422", "bad_name")
+
+
 def test_connections_beyond_the_limit_are_answered_and_closed() -> None:
     with running(HttpLimits(max_connections=3)) as server:
         held = [server.connect() for _ in range(3)]

@@ -278,6 +278,37 @@ def test_a_name_outside_its_alphabet_is_refused_and_nothing_is_proposed(thin: bo
     play(scene, thin)
 
 
+@pytest.mark.parametrize("path", [PUBLISH.replace("/1.0.0", "%2F1.0.0"), PUBLISH.replace("/versions/", "%2fversions/")])
+def test_an_encoded_slash_changes_nothing_and_shows_nothing(thin: bool, path: str) -> None:
+    async def scene(made: Api) -> None:
+        await made.prepared()
+        proposed = len(made.member.log.proposed)
+        for method in ("GET", "DELETE"):
+            problem(await made.client.request(method, path), "bad_name")
+        assert len(made.member.log.proposed) == proposed
+
+    play(scene, thin)
+
+
+@pytest.mark.parametrize("name", ["Authorization", "Content-Type", "Host", "Idempotency-Key", "Origin"])
+def test_a_header_that_decides_something_stands_once(thin: bool, name: str) -> None:
+    async def scene(made: Api) -> None:
+        given = {"Content-Type": "application/json", "Host": "127.0.0.1:7400", "Idempotency-Key": "k"} | {name: "application/json"}
+        twice = [*given.items(), (name.lower(), given[name])]
+        reply = await made.client.put(PUBLISH, content=json.dumps({"manifest": manifest()}), headers=twice)
+        problem(reply, "bad_request")
+        assert name.lower() in reply.json()["detail"] and made.member.log.proposed == []
+
+    play(scene, thin)
+
+
+def test_a_header_that_decides_nothing_may_stand_twice(thin: bool) -> None:
+    async def scene(made: Api) -> None:
+        assert (await made.client.get("/v1/models", headers=[("accept", "a/b"), ("accept", "c/d")])).status_code == 200
+
+    play(scene, thin)
+
+
 def test_a_path_that_nobody_serves_and_a_method_that_it_does_not_take_are_problems(thin: bool) -> None:
     async def scene(made: Api) -> None:
         for path in ("/", "/v1", "/v2/models", "/v1/models/", "/v1/models//versions/1.0", f"{PUBLISH}/"):
