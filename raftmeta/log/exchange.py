@@ -19,7 +19,7 @@ from raftmeta.log.faults import SnapshotCorrupt
 from raftmeta.log.journal import Journal
 from raftmeta.log.messages import MAX_CHUNK_BYTES, SnapshotChunk, SnapshotReply
 from raftmeta.log.progress import Progress, SendState
-from raftmeta.log.snapshots import Incoming, SnapshotGone, SnapshotMeta, SnapshotStore
+from raftmeta.log.snapshots import FREE_MARGIN_BYTES, Incoming, SnapshotGone, SnapshotMeta, SnapshotStore
 from raftmeta.log.spares import Handle, Worker
 
 LOOK_EVERY = 64  # applied entries between two looks at the free space
@@ -50,7 +50,8 @@ class SnapshotExchange:
         self._looked_at = 0
         self._low = False  # another snapshot of this size would hardly fit: better take one while it does
         self._not_before = 0  # applied index before which no new attempt is made, after the disk was full
-        self.trouble = ""  # why the last attempt failed, "" once one succeeded
+        self._lacking = 0  # bytes that have to be free before an attempt that met a full disk is made again
+        self.trouble = ""  # why the last attempt failed, "" once one succeeded or may be made again
 
     @property
     def index(self) -> int:
@@ -78,6 +79,11 @@ class SnapshotExchange:
             if self._job.done():
                 self.poll(engine, state)
 
+    def look_again(self, state_bytes: int) -> None:
+        """After a full disk: once there is room again, the next attempt is made when it is due, and no longer put off."""
+        if self._lacking and self._store.free_bytes() >= max(self._lacking, 2 * state_bytes):
+            self.trouble, self._lacking, self._not_before = "", 0, 0
+
     def _is_short(self, applied_index: int, state_bytes: int) -> bool:
         """Whether a snapshot is needed because it lets segments go; asked of the disk once in LOOK_EVERY entries."""
         if applied_index - self._looked_at >= LOOK_EVERY:
@@ -93,10 +99,10 @@ class SnapshotExchange:
         try:
             meta = job.result()
         except DiskFull as full:  # nothing was left behind; the journal keeps everything until there is room
-            self.trouble = full.detail
+            self.trouble, self._lacking = full.detail, FREE_MARGIN_BYTES
             self._not_before = engine.applied_index + max(1, self._settings.entries // 10)
             return
-        self.trouble = ""
+        self.trouble, self._lacking = "", 0
         if meta.index <= self.index:
             return  # a newer one was installed meanwhile
         self._latest = meta
@@ -138,7 +144,7 @@ class SnapshotExchange:
         try:
             return self._store_chunk(chunk, engine)
         except DiskFull as full:
-            self.trouble = full.detail
+            self.trouble, self._lacking = full.detail, chunk.size_bytes + FREE_MARGIN_BYTES
         except SnapshotCorrupt as lie:  # an impossible size, or a file that verified and then did not
             self.trouble = lie.detail
         return None, None

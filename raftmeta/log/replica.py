@@ -47,6 +47,7 @@ from raftmeta.log.quarantine import Quarantine
 from raftmeta.log.reads import Reads, ReadSink
 from raftmeta.log.reports import Reports
 from raftmeta.log.setup import Halted, Ports, Setup, Timing
+from raftmeta.log.shortage import Shortage
 
 EXPIRY_S = 0.05  # how often deadlines of waiting callers are looked at
 BARRIER_S = 0.5  # a member without readers renews its barrier this often, so that its staleness is known
@@ -92,6 +93,7 @@ class Replica:
         self._connected: set[str] = set()
         self._leader = ""
         self._reports = Reports(setup.member_id, self, setup.rules)
+        self._shortage = Shortage(journal, exchange, self)
         self._expire_at = 0.0
         self._stamping: tuple[int, int, float] | None = None  # term, wall ms and monotonic s when its stamping began
         self.sync_s = 0.0
@@ -163,8 +165,7 @@ class Replica:
             self._reports.caught_up()
         self._reports.step(self._ports.clock())
         self._exchange.poll(self.engine, self.state)
-        if self._exchange.trouble:
-            self._observer.alarm("disk_full", f"snapshot: {self._exchange.trouble}")
+        self._shortage.step(self._ports.clock(), self.state.size_bytes)
         self._expire()
         self._ship(transmit)
 
@@ -340,8 +341,8 @@ class Replica:
 
     def _without_room(self) -> None:
         """D4: refuse what waits, stay up, and let a member that has room lead."""
+        self._shortage.entry_refused(self.proposals.queue_bytes)
         self.proposals.end_queued("disk_full")
-        self._observer.alarm("disk_full", "no room for another entry; new commands are refused")
         successor = self.engine.replication.successor()
         if successor is not None and successor in self._connected:
             self.engine.transfer(successor)
@@ -387,7 +388,7 @@ class Replica:
     def next_chunk(self, peer: str, progress: Progress) -> SnapshotChunk | None:
         return self._exchange.next_chunk(progress, self.engine)
 
-    # ------------------------------------------------------------------ what reports of the state ask for
+    # ------------------------------------------------------------------ what its parts tell the member
 
     def alarm(self, code: str, detail: str) -> None:
         self._observer.alarm(code, detail)

@@ -1,0 +1,50 @@
+"""A full disk, from the first thing that found no room until all of it can be done again (D4): raises the alarm and takes it back.
+
+A member with an alarm is not ready, so one whose disk has room again must say so by itself, however little happens: the disk is asked now
+and then, and a snapshot that did not fit is due again at once. Belongs to the replica's thread.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from raftmeta.log.exchange import SnapshotExchange
+from raftmeta.log.journal import Journal
+
+CODE = "disk_full"
+LOOK_S = 1.0  # as often as the journal tries for another segment
+
+
+class Owner(Protocol):
+    """Who tells the member."""
+
+    def alarm(self, code: str, detail: str) -> None: ...
+    def alarm_over(self, code: str) -> None: ...
+
+
+class Shortage:
+    def __init__(self, journal: Journal, exchange: SnapshotExchange, owner: Owner) -> None:
+        self._journal, self._exchange, self._owner = journal, exchange, owner
+        self._refused_bytes = 0  # of the largest entry that found no room, 0 while there is room
+        self._alarmed = False
+        self._look_at = 0.0
+
+    def entry_refused(self, n_bytes: int) -> None:
+        """Commands of that size found no room in the journal."""
+        self._refused_bytes = max(self._refused_bytes, n_bytes)
+        self._alarmed = True
+        self._owner.alarm(CODE, "no room for another entry; new commands are refused")
+
+    def step(self, now: float, state_bytes: int) -> None:
+        if self._exchange.trouble and not self._refused_bytes:
+            self._alarmed = True
+            self._owner.alarm(CODE, f"snapshot: {self._exchange.trouble}")
+        if not self._alarmed or now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        self._exchange.look_again(state_bytes)
+        if self._refused_bytes and self._journal.has_room(self._refused_bytes):
+            self._refused_bytes = 0
+        if not self._refused_bytes and not self._exchange.trouble:
+            self._alarmed = False
+            self._owner.alarm_over(CODE)

@@ -1,0 +1,62 @@
+"""D4, the way back: a member whose disk was full is ready again once there is room, and not before."""
+
+from __future__ import annotations
+
+from raftmeta.log.exchange import ExchangeSettings
+from raftmeta.log.shortage import LOOK_S
+from tests.support.trio import Box, Trio, publish
+
+ALARM, OVER = "alarm disk_full", "alarm over disk_full"
+
+
+def alarms(box: Box) -> list[str]:
+    """What the member was told about its disk, without repeats."""
+    told = [what for what in box.told if what in (ALARM, OVER)]
+    return [what for what, before in zip(told, ["", *told], strict=False) if what != before]
+
+
+def let_pass(trio: Trio, seconds: float) -> None:
+    """Nothing is written; the journals get their quiet moments, as from the thread that owns them."""
+    for _ in range(int(seconds * 10)):
+        trio.run(0.1)
+        for box in trio.boxes.values():
+            box.journal.idle(trio.now)
+
+
+def test_d4_a_leader_that_refused_for_want_of_room_takes_its_alarm_back_when_room_returns_without_another_write() -> None:
+    trio = Trio(segment_bytes=32 << 10, capacities={"m1": 320 << 10})
+    full = trio.leader()
+    for number in range(900):
+        if trio.leader() is not full:
+            break
+        results = trio.propose(full, publish(f"v{number}"), f"k{number}")
+        assert trio.run(5.0, lambda results=results: bool(results))
+    assert trio.leader() is not full
+    let_pass(trio, 5 * LOOK_S)
+    assert alarms(full) == [ALARM]
+    full.disk.capacity_bytes = None
+    let_pass(trio, 5 * LOOK_S)
+    assert alarms(full) == [ALARM, OVER]
+
+
+def test_d4_a_snapshot_that_found_no_room_is_taken_when_room_returns_and_not_some_thousand_entries_later() -> None:
+    trio = Trio(exchange=ExchangeSettings(entries=20_000, journal_bytes=20_000))
+    box = trio.leader()
+    box.disk.capacity_bytes = box.disk.used_bytes()
+    for number in range(120):
+        trio.write(box, f"v{number}")
+    assert alarms(box) == [ALARM] and box.replica.snapshot_index == 0
+    let_pass(trio, 5 * LOOK_S)
+    assert alarms(box) == [ALARM]
+    box.disk.capacity_bytes = None
+    let_pass(trio, 5 * LOOK_S)
+    assert alarms(box) == [ALARM, OVER]
+    assert box.replica.snapshot_index > 0
+
+
+def test_a_member_with_room_says_nothing_of_its_disk() -> None:
+    trio = Trio()
+    for number in range(30):
+        trio.write(trio.leader(), f"v{number}")
+    let_pass(trio, 5 * LOOK_S)
+    assert [alarms(box) for box in trio.boxes.values()] == [[], [], []]
