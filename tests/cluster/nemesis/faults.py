@@ -164,6 +164,8 @@ class Faults:
             fill()
             await asyncio.sleep(step.hold_s)
             now = await self._members.leader()
+        if await self._members.wait_ready([victim], READY_S):
+            self.problems.append(f"{victim} was not ready {READY_S:.0f} s after its disk had room: {self._members.last_words(victim)}")
         return f"{victim}, {self._clients.counts.refused - refused} refused with 507, then {now or 'nobody'} led"
 
     @contextlib.contextmanager
