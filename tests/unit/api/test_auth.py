@@ -9,7 +9,7 @@ from api.routes import OPERATIONS
 from api.service import ApiLimits
 from raftmeta.security.roles import ACTIONS
 from tests.support.fake_log import FakeMember
-from tests.unit.api.harness import BASE, JSON, MODEL, PUBLISH, Exchange, api, manifest, run
+from tests.unit.api.harness import BASE, DEPLOYMENT, JSON, MODEL, PUBLISH, Exchange, api, manifest, run
 
 
 def with_tokens() -> FakeMember:
@@ -28,6 +28,22 @@ def test_a_token_names_the_principal_of_what_it_publishes() -> None:
             reply = await made.publish(**bearer("secret-1"))
             assert (reply.status_code, reply.json()["principal"]) == (201, "ci")
             assert (await made.publish("2.0.0", 1, authorization="bearer  secret-2")).json()["principal"] == "viewer"
+
+    run(work())
+
+
+def test_a_recorded_verdict_names_who_recorded_it_and_when() -> None:
+    async def work() -> None:
+        async with api(with_tokens()) as made:
+            await made.publish(**bearer("secret-1"))
+            await made.client.put("/v1/deployments/search", json=DEPLOYMENT, headers=bearer("secret-1"))
+            for token, verdict in (("secret-1", "diverged"), ("secret-2", "consistent")):
+                made.member.log.now_ms += 1_000
+                sent = {"deployment": "search", "verdict": verdict, "report": {}}
+                assert (await made.client.post("/v1/consistency", json=sent, headers=bearer(token))).status_code == 200
+                (shown,) = (await made.client.get("/v1/consistency", headers=bearer("secret-2"))).json()["items"]
+                recorded = (shown["verdict"], shown["principal"], shown["recorded_ms"])
+                assert recorded == (verdict, made.member.authorizer.tokens[token], made.member.log.now_ms)
 
     run(work())
 
