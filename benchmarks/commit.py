@@ -34,6 +34,10 @@ class Process:
         command = [*of_tree(tree), sys.executable, "-m", "benchmarks.commit_member", str(config)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, line: str) -> dict[str, object]:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(line + "\n")
@@ -108,6 +112,23 @@ def _leader_first(processes: list[Process]) -> list[Process]:
                 return [process, *(other for other in processes if other is not process)]
         time.sleep(0.1)
     raise RuntimeError("no leader within 30 s")
+
+
+def wait_leader(process: Process) -> None:
+    """Until it leads: of a member that is alone."""
+    _leader_first([process])
+
+
+def wait_linked(processes: list[Process]) -> None:
+    """Until all agree on who leads and see each other."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        answers = [process.ask("status") for process in processes]
+        agreed = len({(answer["leader"], answer["term"], answer["applied"]) for answer in answers}) == 1
+        if agreed and answers[0]["leader"] and all(answer["linked"] for answer in answers):
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"the members are not linked: {answers}")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,8 @@
 """One member process of the `commit` benchmark: the log, TLS, fsync and apply of a real member, without the HTTP server.
 
 Reads commands from standard input, one a line, answers each with one line of JSON: `status`, `load CLIENTS SECONDS`, `stop`. A load runs
-CLIENTS coroutines in this process, each publishing versions one after the other.
+CLIENTS coroutines in this process, each publishing versions one after the other. `transfer`, `churn`, `fill`, `grow` and `trickle` are the
+loads of member_loads.py, with their parameters in order.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import structlog
 import uvloop
 
 from api.bridge import Bridge
+from benchmarks import member_loads
 from benchmarks.harness import percentile
 from raftmeta import collector, config
 from raftmeta.core.commands import Command as Envelope
@@ -62,29 +64,48 @@ async def load(member: Member, clients: int, seconds: float, run: int) -> dict[s
     }
 
 
+def status(member: Member) -> dict[str, object]:
+    found = member.log.status()
+    return {
+        "id": found.member_id,
+        "role": found.role,
+        "leader": found.leader_id,
+        "term": found.term,
+        "applied": found.applied_revision,
+        "entries": found.last_index,
+        "snapshot": found.snapshot_index,
+        "linked": all(each.role in ("leader", "follower") for each in found.members),
+        "hash": member.state.state_hash.hex(),
+        "fault": found.fault,
+    }
+
+
 def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     member = Member.open(config.load(Path(sys.argv[1])))
     member.start()
     collector.settle()
     run = 0
+    churn: member_loads.Churn | None = None
     for line in sys.stdin:
-        words = line.split()
-        match words:
+        answer: dict[str, object]
+        match line.split():
             case ["status"]:
-                status = member.log.status()
-                answer: dict[str, object] = {
-                    "role": status.role,
-                    "leader": status.leader_id,
-                    "term": status.term,
-                    "applied": status.applied_revision,
-                    "entries": status.last_index,
-                    "hash": member.state.state_hash.hex(),
-                    "fault": status.fault,
-                }
+                answer = status(member)
             case ["load", clients, seconds]:
                 run += 1
                 answer = {**uvloop.run(load(member, int(clients), float(seconds), run))}
+            case ["transfer", target, rate, seconds]:
+                answer = uvloop.run(member_loads.handover(member, target, int(rate), float(seconds)))
+            case ["churn", clients, live, size, writes]:
+                churn = churn or member_loads.Churn(member, int(clients), int(live), int(size))
+                answer = uvloop.run(churn.slice(int(writes)))
+            case ["fill", prefix, versions, tensors]:
+                answer = uvloop.run(member_loads.fill(member, prefix, int(versions), int(tensors)))
+            case ["grow", size]:
+                answer = uvloop.run(member_loads.grow(member, int(size)))
+            case ["trickle", rate, seconds, wanted]:
+                answer = uvloop.run(member_loads.trickle(member, int(rate), float(seconds), int(wanted)))
             case _:
                 break
         print(json.dumps(answer), flush=True)

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,30 +83,60 @@ def free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
+class Member:
+    """One etcd process on a directory of its own."""
+
+    def __init__(self, url: str, command: list[str]) -> None:
+        self.url = url
+        self._command = command
+        self.process = self._started()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def restart(self) -> None:
+        """The same member once more, after it was killed."""
+        self.process.wait(10)
+        self.process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "ETCDCTL_API": "3"}
+        return subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+
+
 @contextlib.contextmanager
-def cluster(tls: Tls | None = None) -> Iterator[list[str]]:
-    """Three members; the client URLs, the leader's first."""
+def members(tls: Tls | None = None, flags: Sequence[str] = ()) -> Iterator[list[Member]]:
+    """Three members, each started with these flags too; without a leader yet."""
     scheme = "https" if tls else "http"
     ports = free_ports(6)
     names = ["e1", "e2", "e3"]
     peers = ",".join(f"{name}={scheme}://127.0.0.1:{ports[2 * number + 1]}" for number, name in enumerate(names))
     with tempfile.TemporaryDirectory(prefix="etcd-") as folder, contextlib.ExitStack() as stack:
-        urls = []
+        made = []
         for number, name in enumerate(names):
             client, peer = (f"{scheme}://127.0.0.1:{port}" for port in ports[2 * number : 2 * number + 2])
-            urls.append(client)
             command = ["etcd", "--name", name, "--data-dir", f"{folder}/{name}", "--listen-client-urls", client]
             command += ["--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-            command += ["--initial-cluster", peers, "--log-level", "error"]
+            command += ["--initial-cluster", peers, "--log-level", "error", *flags]
             if tls:
                 for prefix in ("", "peer-"):
                     command += [f"--{prefix}cert-file", str(tls.certificate), f"--{prefix}key-file", str(tls.key)]
                 command += ["--peer-trusted-ca-file", str(tls.authority), "--peer-client-cert-auth"]
-            process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "ETCDCTL_API": "3"}
-            )
-            stack.callback(_end, process)
-        yield _leader_first(urls, tls)
+            member = Member(client, command)
+            stack.callback(member.end)
+            made.append(member)
+        yield made
+
+
+@contextlib.contextmanager
+def cluster(tls: Tls | None = None) -> Iterator[list[str]]:
+    """Three members; the client URLs, the leader's first."""
+    with members(tls) as made:
+        yield _leader_first([member.url for member in made], tls)
 
 
 def writes(url: str, clients: int, seconds: float) -> float:
@@ -115,10 +145,16 @@ def writes(url: str, clients: int, seconds: float) -> float:
     return wrk(url, clients, seconds, _PUT_LUA.format(value=base64.b64encode(value.encode()).decode())).rate
 
 
+def put_body(key: str) -> bytes:
+    """The JSON of one put of VALUE_BYTES."""
+    value = base64.b64encode(b"x" * VALUE_BYTES).decode()
+    return json.dumps({"key": base64.b64encode(key.encode()).decode(), "value": value}).encode()
+
+
 def reads(url: str, clients: int, seconds: float) -> float:
     """Linearizable reads per second of one key of 300 bytes."""
     key = base64.b64encode(b"read-me").decode()
-    _post(url + "/v3/kv/put", {"key": key, "value": base64.b64encode(b"x" * VALUE_BYTES).decode()}, None)
+    post(url + "/v3/kv/put", {"key": key, "value": base64.b64encode(b"x" * VALUE_BYTES).decode()}, None)
     return wrk(url + "/v3/kv/range", clients, seconds, _RANGE_LUA.format(key=key)).rate
 
 
@@ -150,7 +186,7 @@ def _leader_first(urls: list[str], tls: Tls | None) -> list[str]:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, KeyError, ValueError):
-            answers = [_post(url + "/v3/maintenance/status", {}, tls) for url in urls]
+            answers = [post(url + "/v3/maintenance/status", {}, tls) for url in urls]
             leaders = {answer["leader"] for answer in answers}
             if len(leaders) == 1 and "0" not in leaders:
                 return sorted(urls, key=lambda url: answers[urls.index(url)]["header"]["member_id"] not in leaders)
@@ -158,7 +194,7 @@ def _leader_first(urls: list[str], tls: Tls | None) -> list[str]:
     raise RuntimeError(f"etcd elected no leader within {START_S:g} s")
 
 
-def _post(url: str, body: dict[str, str], tls: Tls | None) -> dict[str, dict[str, str]]:
+def post(url: str, body: dict[str, str], tls: Tls | None) -> dict[str, dict[str, str]]:
     import ssl
 
     context = None
@@ -170,8 +206,3 @@ def _post(url: str, body: dict[str, str], tls: Tls | None) -> dict[str, dict[str
     with urllib.request.urlopen(request, timeout=5, context=context) as reply:
         answer: dict[str, dict[str, str]] = json.load(reply)
     return answer
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait(10)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-UNITS = ("1/s", "ms", "us", "GB/s")
+UNITS = ("1/s", "s", "ms", "us", "GB/s", "MB", "bytes")
 
 
 @dataclass(frozen=True)
