@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from raftmeta.core.state import State
@@ -58,6 +58,10 @@ class Member(Protocol):
     @property
     def unsound(self) -> str:
         """Why nothing may be read or written here now, "" when it may."""
+
+    @property
+    def peer_events(self) -> Mapping[str, int]:
+        """What happened on the links to the other members since they were opened, counted by name; {} without any."""
 
     def gossip(self, topic: str, data: bytes) -> None:
         """Best-effort news for the other members; never blocks."""

@@ -1,8 +1,8 @@
 """Counters of requests and the /metrics page. The only file that imports prometheus_client.
 
 Requests are counted in plain numbers by the event loop's thread and turned into metric families when somebody asks: two dictionary
-look-ups per request. Labels are route templates, methods, statuses and roles, never a name from a path or a version, so their
-number is bounded by the table of routes. Names are promises, held by a golden file.
+look-ups per request. Labels are route templates, methods, statuses, roles and kinds of events, never a name from a path or a version, so
+their number is bounded by the tables they come from. Names are promises, held by a golden file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from api.deps import Member
+from raftmeta.log.hello import Refusal
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+PEER_EVENTS = (
+    "accept_paused", "bad_peer_address", "dial_failed", "link_down", "link_replaced", "link_up", "message_not_allowed", "pending_closed",
+    "queue_full", *(f"refused_{reason}" for reason in Refusal),
+)  # fmt: skip
+OTHER = "other"  # for one that this list does not know; a test compares it with what the links count
 ROLES = ("leader", "candidate", "follower", "learner", "stopped")
 
 
@@ -61,6 +67,7 @@ class _MemberCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from _request_families(self._stats)
         yield from _log_families(self._member)
+        yield _peer_family(self._member)
         yield from _watch_families(self._member, self._stats)
         yield from _node_families(self._member)
 
@@ -108,6 +115,17 @@ def _log_families(member: Member) -> Iterator[Metric]:
     yield _gauge("raftmeta_revision", "Revision of the newest applied state", state.revision)
     yield _gauge("raftmeta_generation", "Generation of the state", state.generation)
     yield _gauge("raftmeta_feature_level", "Replicated feature level", state.feature_level)
+
+
+def _peer_family(member: Member) -> Metric:
+    """Every known event, also before its first time, so that an alarm on its rise sees the first one."""
+    counts = dict.fromkeys((*PEER_EVENTS, OTHER), 0)
+    for event, count in member.peer_events.items():
+        counts[event if event in counts else OTHER] += count
+    family = CounterMetricFamily("raftmeta_peer_events", "What happened on the links to the other members", labels=["event"])
+    for event, count in counts.items():
+        family.add_metric([event], count)
+    return family
 
 
 def _watch_families(member: Member, stats: RequestStats) -> Iterator[Metric]:

@@ -10,7 +10,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -162,6 +162,12 @@ class Member:
     def transfer(self, target: str) -> None:
         """Hand leadership to another member, if this one leads; clients notice a pause of some milliseconds."""
         self._runner.transfer(target)
+
+    @property
+    def peer_events(self) -> Mapping[str, int]:
+        """Counters of the links to the other members; they begin again with the member. {} for a single member."""
+        network = self._parts.network
+        return network.counters() if isinstance(network, TlsTransport) else {}
 
     def gossip(self, topic: str, data: bytes) -> None:
         self._runner.gossip(topic, data)

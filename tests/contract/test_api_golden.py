@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from api import metrics, openapi
 from api.errors import problem
 from api.metrics import RequestStats
 from api.routes import OPERATIONS
+from raftmeta import log
 from raftmeta.core.errors import CODES
 from tests.support.fake_log import FakeMember
 
 GOLDEN = Path(__file__).parent / "golden" / "api.txt"
+LOG = Path(log.__file__).parent
 
 
 def lines() -> Iterator[str]:
@@ -34,6 +37,8 @@ def lines() -> Iterator[str]:
     yield " ".join(problem("internal", ""))
     yield "# metrics: name, type, labels"
     yield from sorted(_metrics())
+    yield "# events of raftmeta_peer_events"
+    yield " ".join(sorted((*metrics.PEER_EVENTS, metrics.OTHER)))
 
 
 def _metrics() -> Iterator[str]:
@@ -51,9 +56,17 @@ def test_routes_codes_and_metric_names_are_those_that_were_promised() -> None:
 
 
 def test_no_label_of_a_metric_holds_a_name_or_a_version() -> None:
-    allowed = {"route", "method", "status", "le", "code", "role", "-"}
+    allowed = {"route", "method", "status", "le", "code", "role", "event", "-"}
     for line in _metrics():
         assert set(line.split()[2:]) <= allowed, line
+
+
+def test_every_event_that_the_links_count_is_a_label_that_was_promised() -> None:
+    """Read from the sources, since most events take a broken peer to happen."""
+    counted = re.compile(r"notices\.(?:count|warn|info)\(\s*(f?)\"([a-z_]+)")
+    found = {match.groups() for path in LOG.glob("*.py") for match in counted.finditer(path.read_text())}
+    assert ("f", "refused_") in found and len(found) > 9
+    assert {name for made, name in found if not made} <= set(metrics.PEER_EVENTS)
 
 
 if __name__ == "__main__":

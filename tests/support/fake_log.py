@@ -180,6 +180,7 @@ class FakeMember:
         self.nodes = NodeTable(lambda: self.monotonic_ms)
         self.authorizer = FakeAuthorizer()
         self.gossiped: list[tuple[str, bytes]] = []
+        self.peer_events: dict[str, int] = {}
         self.verified = True
         self.unsound = ""
         self.log = FakeLog(self._published, threaded)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.metrics import OTHER, PEER_EVENTS
 from tests.support.fake_log import FakeLog, FakeMember
 from tests.unit.api.harness import MODEL, Exchange, api, run
 
@@ -153,6 +154,18 @@ def test_log_watch_and_nodes_show_in_the_metrics() -> None:
             assert found["raftmeta_watch_watchers", ()] == 1
             assert found["raftmeta_watch_sent_events_total", ()] == 2
             assert found["raftmeta_nodes_known", ()] == 0
+
+    run(work())
+
+
+def test_events_of_the_links_are_counted_by_known_names_only() -> None:
+    async def work() -> None:
+        async with api() as made:
+            made.member.peer_events = {"refused_bad_tls": 3, "link_up": 2, "of_a_later_build": 4, "of_another": 1}
+            found = samples((await made.client.get("/metrics")).text)
+            events = {labels[0][1]: count for (name, labels), count in found.items() if name == "raftmeta_peer_events_total"}
+            assert (events["refused_bad_tls"], events["link_up"], events["other"], events["dial_failed"]) == (3, 2, 5, 0)
+            assert set(events) == {*PEER_EVENTS, OTHER}
 
     run(work())
 

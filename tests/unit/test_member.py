@@ -1,0 +1,51 @@
+"""A member as the API sees it: what it tells of its links."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from raftmeta.config import InitialMember, PeerConfig, ServerConfig
+from raftmeta.member import Member
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("RAFTMETA_")]:
+        monkeypatch.delenv(name)
+
+
+def test_what_happens_on_the_links_is_counted_by_name(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nobody_at = f"127.0.0.1:{nobody.getsockname()[1]}"
+    config = ServerConfig(
+        member_id="a",
+        zone="a",
+        cluster_id="c",
+        data_dir=tmp_path,
+        peer=PeerConfig(listen="127.0.0.1:0", plain=True),
+        members=tuple(InitialMember(id=name, zone=name, peer_address=nobody_at, api_url="http://127.0.0.1:1") for name in "ab"),
+    )
+    member, pause = Member.open(config), threading.Event()
+    try:
+        assert member.peer_events == {}
+        member.start()
+        for _ in range(1_000):
+            if member.peer_events.get("dial_failed"):
+                break
+            pause.wait(0.01)
+        assert set(member.peer_events) == {"dial_failed"}
+    finally:
+        member.stop()
+
+
+def test_a_single_member_has_no_links(tmp_path: Path) -> None:
+    member = Member.open(ServerConfig.development(tmp_path))
+    try:
+        assert member.peer_events == {}
+    finally:
+        member.stop()
