@@ -153,6 +153,8 @@ class Segment:
     def check(self, promised: int) -> Damage | None:
         """Read everything once. Sets the end, the marks and what reading needs; returns the first damage at or below the promised end."""
         capacity = self.disk.size(self.file())
+        if capacity < DATA_START:
+            return self.damage(self.end, f"the end of the file at {capacity}", promised)
         scanner = Scanner(self.disk, self.file(), self.end, self.row.end if self.row.sealed else capacity)
         marks = [mark for mark in map(self._read_mark, (0, 1)) if mark]
         newest = max(marks, key=lambda mark: mark.sequence, default=Mark(0, self.end))
@@ -206,8 +208,9 @@ class Segment:
                 if block != _ZEROS[: len(block)]:
                     self.disk.pwrite(file, _ZEROS[: len(block)], offset + at)
         self.sync()
-        self.write_mark()
-        self.sync()
+        if self.end.offset > DATA_START:  # one that says nothing would stand beside the first that does, and outlive it under a zeroed tail
+            self.write_mark()
+            self.sync()
 
     def damage(self, cursor: Cursor, found: str, through: int = 0) -> Damage:
         index = cursor.index + 1

@@ -223,6 +223,34 @@ def test_d10_both_marks_bad_is_corruption_although_every_record_reads() -> None:
         open_journal(disk)
 
 
+def begun_twice() -> tuple[MemoryDisk, Path]:
+    """A segment that was opened again while it was empty, then three records in one sync, then quiet."""
+    disk = MemoryDisk()
+    open_journal(disk).close()
+    journal = open_journal(disk)
+    fill(journal, 1, 3)
+    journal.sync()
+    journal.close()
+    return disk, segment_paths(disk)[0]
+
+
+@pytest.mark.parametrize("begin", range(0, DATA_START + 3 * RECORD, 50))
+def test_d10_a_zeroed_or_missing_tail_of_a_segment_that_was_begun_twice_is_corruption(begin: int) -> None:
+    """Opening an empty segment wrote a mark that says nothing; it was the one left when the tail took the other with the records."""
+    for lost in (lambda disk, path: disk.put(path, bytes(SEGMENT_BYTES - begin), begin), lambda disk, path: disk.cut(path, begin)):
+        disk, path = begun_twice()
+        lost(disk, path)
+        assert inspected(disk) == "damage"
+
+
+def test_d10_a_file_that_ends_before_its_first_record_is_corruption_whatever_its_marks_say() -> None:
+    disk, path = begun_twice()
+    for slot, cursor in enumerate((Cursor(DATA_START, 0, 0, 0), Cursor(DATA_START + 3 * RECORD, 3, 1, 0))):
+        disk.put(path, encode_mark(Mark(2 + slot, cursor)), BLOCK_BYTES * (1 + slot))
+    disk.cut(path, 2 * BLOCK_BYTES)
+    assert inspected(disk) == "damage"
+
+
 @pytest.mark.parametrize("cleared", [True, False])
 def test_d10_what_was_torn_can_never_chain_again(cleared: bool) -> None:
     """Record 8 is torn, 9 whole behind it: written again, 8 would bring 9 back unasked if opening had not cleared it."""
