@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from consistency import vector
-from consistency.artifact_files import Found, Listing, Skipped, list_files, open_inside, refuse, role_of, verify_unchanged
+from consistency.artifact_files import Found, Listing, Skipped, list_files, open_inside, refuse, role_of, shown, verify_unchanged
 from raftmeta.core import safetensors
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import FORMAT, FileEntry, Manifest, TensorEntry, faults
@@ -59,9 +59,7 @@ def build_manifest(
             "bad_field", "the unbound tensors are not known and cannot be found out here: expected their names or an empty list"
         )
     listing = list_files(root)
-    needed = _NEEDED_FILES.get(engine)
-    if needed and needed not in {file.name for file in listing.files}:
-        refuse(needed, f"is missing; the engine {engine!r} cannot bind without it")
+    _check_needed(engine, root, [file.name for file in listing.files])
     for item in listing.skipped:
         hooks.skipped(item)
     with _Reader(listing, hooks.progress) as reader:
@@ -75,6 +73,16 @@ def build_manifest(
         unbound = tuple(hooks.find_unbound(listing.root, sorted(tensors)))
     _check_still_the_same(listing, root)
     return _assemble(reader.files, tensors, engine, (sources, unbound))
+
+
+def _check_needed(engine: str, root: Path, names: Sequence[str]) -> None:
+    """What the engine looks for at the top of the directory; one level too high is the usual mistake."""
+    needed = _NEEDED_FILES.get(engine)
+    if not needed or needed in names:
+        return
+    below = [PurePosixPath(name).parent for name in names if PurePosixPath(name).name == needed]
+    found = f"it stands in {str(root / below[0])!r}: publish that directory" if below else f"found {shown(names)}"
+    refuse(needed, f"is missing in {str(root)!r}; the engine {engine!r} cannot bind without it: {found}")
 
 
 def _assemble(

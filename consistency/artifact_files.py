@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,6 +22,8 @@ from raftmeta.core.manifest import MAX_FILES, path_fault
 
 MAX_DEPTH = 16  # of directories below the root
 WEIGHTS_SUFFIX = ".safetensors"
+_EXPECTED = f"expected the directory of a model, which holds *{WEIGHTS_SUFFIX} and its configuration"
+_MAX_SHOWN = 6  # names in an error
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 _OTHER_WEIGHTS = (".h5", ".msgpack", ".onnx", ".gguf", ".ggml", ".ot", ".tflite", ".npz", ".mlmodel")
 _CONFIG = ("config.json", "*_config.json", "config_*.json", "modules.json", "*.index.json")
@@ -72,8 +74,7 @@ class Listing:
 
 def list_files(root: Path, max_files: int = MAX_FILES) -> Listing:
     """Raises RaftmetaError bad_field when the root is no directory, bad_manifest for what may not be published."""
-    if not root.is_dir():
-        raise RaftmetaError("bad_field", f"{root} is no directory; expected one that holds *{WEIGHTS_SUFFIX}")
+    _check_root(root)
     resolved = root.resolve(strict=True)
     files: list[Found] = []
     skipped: list[Skipped] = []
@@ -89,8 +90,15 @@ def list_files(root: Path, max_files: int = MAX_FILES) -> Listing:
         pickles = [item.name for item in skipped if item.name.endswith(_PICKLES)]
         if pickles:
             refuse(pickles[0], f"is a pickle, which can run code when it is read; expected *{WEIGHTS_SUFFIX}: convert it first")
-        refuse(str(root), f"holds no *{WEIGHTS_SUFFIX}")
+        refuse(str(root), f"holds no *{WEIGHTS_SUFFIX}: expected at least one, found {shown([file.name for file in files], skipped)}")
     return Listing(resolved, tuple(files), tuple(skipped))
+
+
+def shown(names: Sequence[str], skipped: Sequence[Skipped] = ()) -> str:
+    """What a directory holds, in a few words."""
+    named = [_printable(name) for name in names] + [f"{item.name} ({item.reason})" for item in skipped]
+    more = [f"{len(named) - _MAX_SHOWN} more"] if len(named) > _MAX_SHOWN else []
+    return ", ".join(named[:_MAX_SHOWN] + more) or "no file"
 
 
 def role_of(name: str) -> str:
@@ -129,6 +137,16 @@ def verify_unchanged(file: Found) -> None:
         refuse(file.name, f"changed while it was read: expected {_show(file.stamp)}, found {_show(found)}")
 
 
+def _check_root(root: Path) -> None:
+    try:
+        mode = root.stat().st_mode
+    except OSError as cause:
+        raise RaftmetaError("bad_field", f"{root} is no directory: {cause.strerror}; {_EXPECTED}") from cause
+    if not stat.S_ISDIR(mode):
+        inside = f", for instance {root.parent}" if root.name.endswith(WEIGHTS_SUFFIX) else ""
+        raise RaftmetaError("bad_field", f"{root} is no directory but a file; {_EXPECTED}{inside}")
+
+
 def refuse(name: str, fault: str) -> NoReturn:
     raise RaftmetaError("bad_manifest", f"{name!r} {fault}", file=_printable(name))
 
@@ -136,8 +154,11 @@ def refuse(name: str, fault: str) -> NoReturn:
 def _walk(root: Path, directory: Path, depth: int) -> Iterator[Found | Skipped]:
     if depth > MAX_DEPTH:
         refuse(directory.relative_to(root).as_posix(), f"lies more than {MAX_DEPTH} directories deep")
-    with os.scandir(directory) as entries:
-        listed = sorted(entries, key=lambda entry: entry.name)
+    try:
+        with os.scandir(directory) as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+    except OSError as cause:
+        raise RaftmetaError("bad_manifest", f"the directory {str(directory)!r} cannot be listed: {cause.strerror}") from cause
     for entry in listed:
         path = Path(entry.path)
         name = path.relative_to(root).as_posix()

@@ -177,23 +177,62 @@ def test_pickles_in_place_of_weights_are_refused(root: Path) -> None:
     assert "'pytorch_model.bin' is a pickle" in refusal(root).detail
 
 
+def test_weights_of_another_format_alone_are_named_as_what_was_found(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"x")
+    detail = refusal(tmp_path).detail
+    assert "expected at least one, found model.gguf (weights of another format; only *.safetensors is served)" in detail
+
+
 def test_a_directory_without_weights_is_refused(root: Path) -> None:
     (root / "model.safetensors").unlink()
-    assert "holds no *.safetensors" in refusal(root).detail
+    assert "holds no *.safetensors: expected at least one, found README.md, config.json, tokenizer.json" in refusal(root).detail
+
+
+def test_of_many_files_a_few_are_named(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02d}.txt").write_text("x")
+    assert refusal(tmp_path).detail.endswith("found 00.txt, 01.txt, 02.txt, 03.txt, 04.txt, 05.txt, 14 more")
+
+
+def test_an_empty_directory_is_said_to_hold_nothing(tmp_path: Path) -> None:
+    assert refusal(tmp_path).detail == f"{str(tmp_path)!r} holds no *.safetensors: expected at least one, found no file"
 
 
 def test_an_engine_without_its_config_is_refused(root: Path) -> None:
     (root / "config.json").unlink()
-    assert "'config.json' is missing; the engine 'hf' cannot bind" in refusal(root).detail
+    expected = f"'config.json' is missing in {str(root)!r}; the engine 'hf' cannot bind without it: "
+    assert refusal(root).detail == expected + "found README.md, model.safetensors, tokenizer.json"
     assert build_manifest(root, sources=[], engine="plain", unbound=()).engine == "plain"
 
 
-@pytest.mark.parametrize("name", ["missing", "file"])
-def test_a_root_that_is_no_directory_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(RaftmetaError, match="is no directory") as caught:
+def test_the_directory_above_that_of_the_model_is_refused_and_the_right_one_named(root: Path) -> None:
+    assert refusal(root.parent).detail.endswith(f"it stands in {str(root)!r}: publish that directory")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("missing", "is no directory: No such file or directory; expected the directory of a model, which holds *.safetensors"),
+        ("file", "is no directory but a file; expected"),
+        ("w.safetensors", "its configuration, for instance /"),
+        ("file/x", "is no directory: Not a directory"),
+    ],
+)
+def test_a_root_that_is_no_directory_is_refused(tmp_path: Path, name: str, says: str) -> None:
+    for file in ("file", "w.safetensors"):
+        (tmp_path / file).write_text("x")
+    with pytest.raises(RaftmetaError) as caught:
         build(tmp_path / name)
-    assert caught.value.code == "bad_field"
+    assert caught.value.code == "bad_field" and f"{tmp_path / name} is no directory" in caught.value.detail
+    assert says in caught.value.detail
+
+
+def test_a_directory_that_cannot_be_listed_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scandir(path: Path) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", scandir)  # whoever runs the tests may be allowed everything
+    assert refusal(root).detail == f"the directory {str(root)!r} cannot be listed: Permission denied"
 
 
 def test_the_root_may_be_reached_through_a_link(root: Path, tmp_path: Path) -> None:

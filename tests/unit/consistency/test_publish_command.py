@@ -110,6 +110,19 @@ def test_a_directory_that_fails_a_check_sends_nothing(stub: StubServer, root: Pa
     assert [request for request in stub.requests if request[0] != "GET"] == []
 
 
+def test_a_directory_that_is_none_of_a_model_says_what_was_expected_and_found(
+    stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    assert run(stub, tmp_path) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: {str(tmp_path)!r} holds no *.safetensors: expected at least one, found notes.txt (bad_manifest)"
+    assert "config.json and *.safetensors" in hint
+    assert run(stub, tmp_path / "not there") == 3
+    assert "not there is no directory: No such file or directory; expected" in capsys.readouterr().err
+    assert [request for request in stub.requests if request[0] != "GET"] == []
+
+
 def test_nothing_is_read_when_no_member_answers_or_knows_who_asks(
     stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
