@@ -61,8 +61,8 @@ def open_parts(config: ServerConfig, disk: Disk) -> Parts:
     if marker is None and _is_new(disk, config.data_dir) and config.peer is None:
         marker = _development_marker(config, disk, identity)
     segment_worker = ThreadPoolExecutor(1, "raftmeta-segments")
-    tuning = Tuning(cluster_id=identity.cluster_id, worker=segment_worker)
     store = SnapshotStore(disk, config.data_dir / "snapshots")
+    tuning = Tuning(cluster_id=identity.cluster_id, worker=segment_worker, accept=store.latest)
 
     def recover_from(journal: Journal, joins: bool) -> Recovered:
         first = markers.read_marker(disk, config.data_dir)

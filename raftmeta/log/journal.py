@@ -40,6 +40,7 @@ class Tuning:
     tail_bytes: int = 32 << 20  # payload of recent records kept in memory for followers that keep up
     worker: Worker = field(default_factory=InlineWorker)
     clock: Callable[[], float] = time.perf_counter  # measures `sync`
+    accept: Callable[[int], object] = lambda first_index: None  # asked before opening changes a file; raises where the rest does not fit
 
 
 @dataclass(slots=True)
@@ -94,9 +95,13 @@ class Journal:
         tuning = tuning or Tuning()
         disk.make_directory(directory)
         findings = recovery.inspect(disk, directory, cluster_digest(tuning.cluster_id), segment_bytes)
-        if findings.damage is not None:
+        try:
+            if findings.damage is not None:
+                raise JournalCorrupt(findings.damage)
+            tuning.accept(findings.segments[0].first_index if findings.segments else 1)
+        except RaftmetaError:
             recovery.close(findings)
-            raise JournalCorrupt(findings.damage)
+            raise
         return Journal._start(disk, directory, findings, (segment_bytes, reserve, tuning))
 
     @staticmethod

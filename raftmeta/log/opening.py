@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.durable import Disk
+from raftmeta.durable import Disk, FileDamaged
 from raftmeta.log import joining, quarantine
 from raftmeta.log.boot import Recovered
 from raftmeta.log.faults import HardStateCorrupt, JournalCorrupt, WrongCluster
@@ -33,7 +33,7 @@ def open_log(disk: Disk, data_dir: Path, openers: Openers, *, has_marker: bool, 
     joins = has_peers and joining.mark_if_new(disk, data_dir, has_marker)
     try:
         return _open(disk, data_dir, openers, joins)
-    except (HardStateCorrupt, WrongCluster):
+    except (HardStateCorrupt, WrongCluster, FileDamaged):
         raise
     except RaftmetaError as damage:
         if not has_peers or damage.code != "integrity":
@@ -47,10 +47,11 @@ def open_log(disk: Disk, data_dir: Path, openers: Openers, *, has_marker: bool, 
 
 
 def _open(disk: Disk, data_dir: Path, openers: Openers, joins: bool) -> tuple[Journal, Recovered]:
+    kept = quarantine.set_aside_before(disk, data_dir) if joins else None  # read before opening the journal changes a file
     journal = openers.journal()
     try:
-        if joins:
-            quarantine.keep_promises(disk, data_dir, journal)
+        if kept is not None:
+            quarantine.keep_promises(kept, journal)
         return journal, openers.recover(journal, joins)
     except BaseException:
         journal.close()

@@ -82,10 +82,9 @@ def finish(disk: Disk, data_dir: Path) -> Quarantine | None:
     return why
 
 
-def keep_promises(disk: Disk, data_dir: Path, journal: Journal) -> None:
+def keep_promises(kept: Quarantine, journal: Journal) -> None:
     """Give the new journal the term and vote of the one that was set aside. Call while the member has not caught up."""
-    kept = set_aside_before(disk, data_dir)
-    if kept is not None and journal.term < kept.term:
+    if journal.term < kept.term:
         journal.set_hard_state(kept.term, kept.voted_for)
         journal.sync()
 
