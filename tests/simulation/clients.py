@@ -17,6 +17,7 @@ from tests.simulation.invariants import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
+    from tests.simulation.member import SimMember
 
 STOP_BEFORE_END_S = 10.0  # the last operations need time to be answered
 
@@ -35,6 +36,7 @@ class Clients:
         self._cluster, self._random, self._rate = cluster, random, rate
         self._operations: list[Operation] = []
         self._newest_acknowledged = 0
+        self._waiting: dict[tuple[SimMember, int, str], float] = {}  # attempts without an end, and when they began
         self._reads = 0
         self._reads_served = 0
         self._until = 0.0
@@ -87,7 +89,11 @@ class Clients:
         if member.replica is None:
             return
 
+        attempt = (member, member.incarnation, operation.key)
+        self._waiting[attempt] = cluster.now
+
         def sink(result: Result) -> None:
+            self._waiting.pop(attempt, None)
             cluster.note("answer", operation.key, result.code)
             if result.code == "ok" and result.outcome is not None:
                 self._answered(operation, result.outcome.revision, result.outcome.code)
@@ -121,7 +127,10 @@ class Clients:
         cluster.wake(member, cluster.now)
 
     def check(self) -> None:
-        """No acknowledged write is lost, each key was applied once, and in calm weather everything was answered."""
+        """No acknowledged write is lost, each key was applied once, every attempt ended, and in calm weather everything was answered."""
+        for (member, incarnation, key), began in self._waiting.items():
+            if member.alive and member.incarnation == incarnation and began < self._cluster.now - 2 * STOP_BEFORE_END_S:
+                raise Violation(f"{member.id} never said what became of {key}, which it was given at {began:.3f}")
         replica = next(member.replica for member in self._cluster.members.values() if member.replica)
         for operation in self._operations:
             stored = replica.state.outcomes.get(operation.key)

@@ -42,6 +42,8 @@ class Plan(msgspec.Struct, frozen=True):
     calm_s: float = 30.0  # and without, in which everything must converge
     rate: float = 20.0  # client operations per virtual second
     rules: Rules = Rules()
+    kinds: tuple[str, ...] = ()  # of faults, by the names in faults.py; none: all of them
+    gap_s: float = 0.0  # mean time between faults; 0: drawn from the seed
 
 
 class Report(msgspec.Struct):
@@ -75,7 +77,7 @@ class Cluster(World):
         self.members = {name: SimMember(name, plan.seed, marker, self) for name in ids}
         self.network = SimNetwork(Random(f"{plan.seed} network"))
         self.clients = Clients(self, Random(f"{plan.seed} clients"), plan.rate)
-        self.faults = Faults(self, Random(f"{plan.seed} faults"))
+        self.faults = Faults(self, Random(f"{plan.seed} faults"), plan.kinds, plan.gap_s)
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = itertools.count()
         self._trace = hashlib.sha256()
@@ -126,6 +128,16 @@ class Cluster(World):
         replica = member.replica
         if replica is not None and not replica.engine.joining and self.faults.damage.member == member.id:
             self.faults.damage.over(member)
+
+    def is_damaged(self, member: SimMember) -> bool:
+        return self.faults.damage.member == member.id
+
+    def set_aside(self, member: SimMember) -> None:
+        """It begins again with nothing, which only a damaged member may."""
+        self.note("set aside", member.id)
+        self.count("set aside")
+        if not self.is_damaged(member):
+            raise Violation(f"{member.id} was set aside although nobody had damaged it")
 
     def count(self, kind: str) -> None:
         self.faults.count(kind)
@@ -204,7 +216,7 @@ class Cluster(World):
         received = len(member.inbox)
         outbox = member.step()
         if member.replica is None:
-            self._ended(member)
+            self._ended(member, outbox)
             return
         self.note("step", member.id, received, len(outbox), replica.engine.commit_index)
         member.busy_until = self.now + self.faults.sync_s(member)
@@ -212,10 +224,13 @@ class Cluster(World):
             self.at(member.busy_until, self._depart, (member, member.incarnation, outbox))
         self.wake(member, replica.next_deadline())
 
-    def _ended(self, member: SimMember) -> None:
-        """The process is gone: the power went, its disk failed, or it ended by itself."""
+    def _ended(self, member: SimMember, outbox: list[tuple[str, AnyMessage]]) -> None:
+        """The process is gone: the power went, its disk failed, or it ended by itself. What it had sent before may have left."""
         if member.halted:
             raise Violation(f"{member.id} halted: {member.halted}")
+        for peer, message in outbox if self.faults.random.random() < 0.7 else ():
+            for _, flight in self.network.send(member.id, peer, message):
+                self._deliver(flight)
         self.faults.ended(member)
         self.crash(member, self.faults.random.uniform(0.1, 3.0))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -30,20 +30,33 @@ EXPECTED = (*(f"{kind} {role}" for kind in BY_ROLE for role in ("follower", "lea
 
 
 class Faults:
-    def __init__(self, cluster: Cluster, random: Random) -> None:
+    def __init__(self, cluster: Cluster, random: Random, kinds: Sequence[str] = (), gap_s: float = 0.0) -> None:
         self._cluster, self.random = cluster, random
         self.counts: Counter[str] = Counter()
         self._until = 0.0
         self._slow: dict[str, float] = {}  # member -> slow disk until
-        self._mean_gap_s = random.choice((0.3, 1.0, 3.0))
+        self._mean_gap_s = gap_s or random.choice((0.3, 1.0, 3.0))
         self.damage = Damage(cluster, self)
         self._membership = Membership(cluster, self)
-        kinds: dict[Callable[[], None], int] = {
-            self._crash: 3, self._crash_inside: 3, self._partition: 2, self._partial: 1, self._one_way: 2, self._pause: 2, self._weather: 3,
-            self._slow_disk: 2, self._heal: 3, self._io_error: 1, self._full_disk: 1, self._clock_jump: 1, self.damage.flip: 1,
-            self.damage.change_state: 1, self._membership.change: 1,
-        }  # fmt: skip
-        self._kinds, self._weights = list(kinds), list(kinds.values())
+        table: dict[str, tuple[Callable[[], None], int]] = {
+            "crash": (self._crash, 3),
+            "crash_inside": (self._crash_inside, 3),
+            "partition": (self._partition, 2),
+            "partial": (self._partial, 1),
+            "one_way": (self._one_way, 2),
+            "pause": (self._pause, 2),
+            "weather": (self._weather, 3),
+            "slow_disk": (self._slow_disk, 2),
+            "heal": (self._heal, 3),
+            "io_error": (self._io_error, 1),
+            "full_disk": (self._full_disk, 1),
+            "clock_jump": (self._clock_jump, 1),
+            "flip": (self.damage.flip, 1),
+            "change_state": (self.damage.change_state, 1),
+            "membership": (self._membership.change, 1),
+        }
+        chosen = [table[kind] for kind in kinds or table]
+        self._kinds, self._weights = [act for act, _ in chosen], [weight for _, weight in chosen]
 
     def start(self, until: float) -> None:
         self._until = until
@@ -64,9 +77,9 @@ class Faults:
 
     def ended(self, member: SimMember) -> None:
         """Its process is gone in the middle of a step."""
-        kind = "set aside" if member.set_aside_now else "crash inside a step"
+        if not member.set_aside_now:
+            self.counts["crash inside a step"] += 1
         member.set_aside_now = False
-        self.counts[kind] += 1
 
     def sync_s(self, member: SimMember) -> float:
         if self._slow and self._slow.get(member.id, 0.0) > self._cluster.now:

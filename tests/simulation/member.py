@@ -62,6 +62,7 @@ class SimMember:
         self.wall_offset_ms = 0
         self.halted = ""
         self.set_aside_now = False
+        self._joined = False  # it was joining at its last start
         self.diverged = False  # its state was changed behind its back
 
     @property
@@ -91,9 +92,12 @@ class SimMember:
             self.diverged = False
             self._world.invariants.booted(self.id, self.replica, self.journal)
             self._world.booted(self)
+            if recovered.joining and not self._joined:
+                self._world.set_aside(self)
+            self._joined = recovered.joining
         except DiskFull:
-            if not self.disk.exists(DIRECTORY / joining.JOINING_NAME):
-                raise  # D4: what has a journal starts on a full disk
+            if not self.disk.exists(DIRECTORY / joining.JOINING_NAME) and not self._world.is_damaged(self):
+                raise  # D4: what has a sound journal starts on a full disk
             self.power_off()
         except (PowerLost, DiskFailed):
             self.power_off()
@@ -109,11 +113,11 @@ class SimMember:
         return recover(journal, store, self._marker, joining=joins, boot_from_log=self._world.rules.boot_from_log)
 
     def step(self) -> list[tuple[str, AnyMessage]]:
-        """One step with everything that arrived. Empty when the member ended in it."""
+        """One step with everything that arrived. What it sent; when the member ended in it, what it sent before."""
         assert self.replica is not None and self.journal is not None
         events, self.inbox = self.inbox, []
+        outbox: list[tuple[str, AnyMessage]] = []
         try:
-            outbox: list[tuple[str, AnyMessage]] = []
             self.replica.step(events, outbox.extend)
             self.journal.idle(self._world.clock())
             self._world.invariants.stepped(self.id, self.replica)
@@ -126,7 +130,7 @@ class SimMember:
         except Halted as fault:
             self.halted = str(fault)
             self.power_off()
-        return []
+        return outbox
 
     def end(self) -> None:
         """The process ends by itself; what it wrote stays readable, synced or not."""
@@ -152,6 +156,7 @@ class SimMember:
 
     def caught_up(self) -> None:
         joining.clear(self.disk, DIRECTORY)
+        self._joined = False
         self._world.caught_up(self)
 
     def bootstrapped(self) -> None:
@@ -196,6 +201,12 @@ class World:
         raise NotImplementedError
 
     def caught_up(self, member: SimMember) -> None:
+        raise NotImplementedError
+
+    def set_aside(self, member: SimMember) -> None:
+        raise NotImplementedError
+
+    def is_damaged(self, member: SimMember) -> bool:
         raise NotImplementedError
 
     def alarm(self, member: str, code: str, detail: str) -> None:

@@ -1,0 +1,216 @@
+"""Defects that can be switched on, one at a time, to see that the simulation would notice them.
+
+Each is a protection taken out or a mistake made on purpose, in the real code, for the length of a run. `find` runs seeds until something
+breaks. `python -m tests.simulation --planted` runs them all and prints which seed found each; one that stays unseen in its budget fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from raftmeta import codec
+from raftmeta.core.outcomes import Draft
+from raftmeta.core.work import Work
+from raftmeta.log import joining, quarantine
+from raftmeta.log.configuration import Configuration
+from raftmeta.log.engine import Engine
+from raftmeta.log.guard import Rules
+from raftmeta.log.hard_state import HardStateFile
+from raftmeta.log.progress import Progress
+from raftmeta.log.proposals import Proposals
+from raftmeta.log.reads import Reads
+from raftmeta.log.replica import Replica
+from raftmeta.log.segment import Segment
+from tests.simulation.cluster import Cluster, Plan
+from tests.simulation.network import SimNetwork
+from tests.support.memory_disk import MemoryDisk
+
+Switch = Callable[[], AbstractContextManager[Any]]
+
+
+class Plant(msgspec.Struct, frozen=True):
+    name: str
+    row: str  # of the hardening page, or what it protects
+    rules: Rules = Rules()
+    switch: Switch = contextlib.nullcontext
+    plan: dict[str, Any] = {}  # fields of the run's plan that bring the defect to light sooner
+    budget: int = 40  # seeds
+
+
+class Found(msgspec.Struct, frozen=True):
+    seed: int  # 0: unseen within the budget
+    tried: int
+    what: str
+
+
+def find(plant: Plant, first: int = 1, budget: int = 0) -> Found:
+    """Run seeds from `first` on until something breaks."""
+    budget = budget or plant.budget
+    for seed in range(first, first + budget):
+        fields = {"members": 5 if seed % 4 == 0 else 3, "rules": plant.rules, "stormy_s": 20.0, "calm_s": 14.0, **plant.plan}
+        with plant.switch():
+            try:
+                Cluster(Plan(seed, **fields)).run()
+            except Exception as broken:  # noqa: BLE001 - whatever it breaks, it was noticed
+                return Found(seed, seed - first + 1, f"{type(broken).__name__}: {broken}")
+    return Found(0, budget, "")
+
+
+def _replace(target: Any, name: str, value: Any) -> Switch:
+    return lambda: patch.object(target, name, value)
+
+
+def _around(target: Any, name: str, wrapper: Callable[..., Any]) -> Switch:
+    """`wrapper(original, *arguments)` in place of a function."""
+
+    def switch() -> AbstractContextManager[Any]:
+        original = getattr(target, name)
+
+        def planted(*arguments: Any, **named: Any) -> Any:
+            return wrapper(original, *arguments, **named)
+
+        return patch.object(target, name, planted)
+
+    return switch
+
+
+def _all(*switches: Switch) -> Switch:
+    @contextlib.contextmanager
+    def together() -> Iterator[None]:
+        with ExitStack() as stack:
+            for switch in switches:
+                stack.enter_context(switch())
+            yield
+
+    return together
+
+
+def _stored(wrapper: Callable[..., Any]) -> Switch:
+    """Around both ways in which term and vote reach the disk."""
+    return _all(_around(HardStateFile, "write", wrapper), _around(HardStateFile, "write_settled", wrapper))
+
+
+def _nothing(*arguments: Any, **named: Any) -> None:
+    """In place of something that should have been done."""
+
+
+def _acknowledge_first(original: Any, replica: Any, transmit: Any) -> None:
+    if replica._outbox:
+        outbox, replica._outbox = replica._outbox, []
+        transmit(outbox)
+    original(replica, transmit)
+
+
+def _forgotten_vote(original: Any, hard: Any, term: int, voted_for: str, segments: Any) -> None:
+    original(hard, term, "", segments)
+
+
+def _forgotten_term(original: Any, hard: Any, term: int, voted_for: str, segments: Any) -> None:
+    original(hard, hard.state.term, voted_for if term == hard.state.term else "", segments)
+
+
+def _without_outcomes(original: Any, state: Any) -> Iterator[tuple[int, bytes]]:
+    return (frame for frame in original(state) if frame[0] != codec.OUTCOME)
+
+
+def _mark_ignored(original: Any, segment: Any, promised: int) -> Any:
+    damage = original(segment, promised)
+    return None if damage is not None and not segment.row.sealed else damage
+
+
+def _old_leader_serves(original: Any, reads: Any, number: int, commit_index: int, now: float) -> bool:
+    return bool(original(reads, number - 1, commit_index, now))
+
+
+def _read_before_apply(original: Any, reads: Any, applied_index: int) -> None:
+    original(reads, 1 << 60)
+
+
+def _own_hash(original: Any, work: Any) -> Any:
+    """A state that depends on where it was computed."""
+    state = original(work)
+    return msgspec.structs.replace(state, cluster_ms=state.cluster_ms + id(state) // 64 % 2)
+
+
+def _term_of_any(original: Any, engine: Any, from_index: int | None, *rest: Any) -> Any:
+    return [(*entry[:2], engine.term) for entry in original(engine, from_index, *rest)]
+
+
+def _any_log_wins(original: Any, engine: Any, peer: str, message: Any) -> None:
+    original(engine, peer, msgspec.structs.replace(message, last_term=1 << 40))
+
+
+def _ack_of_nothing(original: Any, progress: Any, index: int, round_number: int) -> None:
+    original(progress, index + 1, round_number)
+
+
+def _deliver_to_anyone(network: Any, flight: Any) -> Any:
+    current = (network._up.get(flight.sender), network._up.get(flight.receiver))
+    return msgspec.structs.replace(flight, incarnations=current)
+
+
+def _old_messages(original: Any, network: Any, flight: Any) -> Any:
+    return original(network, _deliver_to_anyone(network, flight))
+
+
+CRASHES = {"kinds": ("crash", "crash_inside", "heal", "weather", "partition")}
+NETWORK = {"kinds": ("partition", "one_way", "partial", "pause", "weather", "heal", "crash")}
+ELECTIONS = {"kinds": ("crash", "partition"), "gap_s": 0.8, "members": 3, "stormy_s": 30.0, "rate": 3.0}
+DAMAGE = {"kinds": ("flip", "crash", "heal")}
+
+CHANGES = {"kinds": ("membership", "crash", "partition", "heal")}
+WRONG = {"kinds": ("change_state", "crash", "partition", "heal")}
+FLIPS = {"kinds": ("flip", "crash", "partition", "heal")}
+
+minority = property(lambda configuration: max(1, len(configuration.members) // 2))
+
+PLANTS: tuple[Plant, ...] = (
+    # the disk
+    Plant("no sync of the journal", "D1", switch=_replace(MemoryDisk, "fdatasync", _nothing), plan=CRASHES),
+    Plant("acknowledged before the sync", "D1", switch=_around(Replica, "_ship", _acknowledge_first), plan=CRASHES),
+    # with pre-vote on, two candidates of one term and a crash between their requests would have to meet within a millisecond
+    Plant(
+        "vote not stored (and no pre-vote)", "D1", rules=Rules(pre_vote=False), switch=_stored(_forgotten_vote), plan=ELECTIONS, budget=150
+    ),
+    Plant("term not stored", "D1", switch=_stored(_forgotten_term), plan=ELECTIONS),
+    Plant("journal cut on corruption", "D10", switch=_around(Segment, "check", _mark_ignored), plan=DAMAGE, budget=150),
+    Plant("checksums of records ignored", "D5", switch=_replace(zlib, "crc32", lambda data, value=0: 7), plan=DAMAGE),
+    Plant("outcomes left out of snapshots", "C2", switch=_around(codec, "_frames", _without_outcomes), plan=CRASHES),
+    # the protocol
+    Plant("repeats not recognized", "C2", switch=_replace(Draft, "get", lambda draft, key: None)),
+    Plant("matching entries cut", "R1", rules=Rules(keep_matching=False), plan=NETWORK),
+    Plant("acknowledgements of older terms count", "R2", rules=Rules(drop_stale_terms=False), plan=NETWORK, budget=200),
+    Plant("messages of an earlier incarnation taken", "R2", switch=_around(SimNetwork, "deliver", _old_messages), plan=CRASHES, budget=200),
+    Plant("commit moves before a match", "R3", rules=Rules(match_before_commit=False), plan=NETWORK, budget=200),
+    Plant("several membership changes at once", "R4", rules=Rules(one_change_at_a_time=False), plan=CHANGES, budget=200),
+    Plant("votes counted without the voter", "R7", rules=Rules(voters_once=False), plan=NETWORK, budget=200),
+    Plant("the configured members count after a restart", "R13", rules=Rules(boot_from_log=False), plan=CHANGES, budget=200),
+    Plant("refusals step back one by one", "R14", rules=Rules(jump_back=False), plan=NETWORK, budget=200),
+    Plant("stale terms not answered", "R16", rules=Rules(answer_stale=False), plan=NETWORK, budget=200),
+    Plant("the leader counts what it has not synced", "R19", rules=Rules(count_self_synced=False), plan=CRASHES, budget=200),
+    Plant("commands end with their leader unanswered", "R12", switch=_replace(Proposals, "lost_leadership", _nothing), plan=NETWORK),
+    Plant("a minority is a majority", "Raft", switch=_replace(Configuration, "quorum", minority)),
+    Plant("a vote for any log", "Raft", switch=_around(Engine, "_on_request_vote", _any_log_wins), plan=NETWORK, budget=200),
+    Plant("older terms committed by count", "Raft", switch=_around(Engine, "_SyncObj__getEntries", _term_of_any), plan=NETWORK, budget=300),
+    Plant("an acknowledgement of one entry too many", "Raft", switch=_around(Progress, "on_matched", _ack_of_nothing)),
+    Plant("apply depends on the process", "Raft", switch=_around(Work, "finish", _own_hash)),
+    # reads
+    Plant("reads before an entry of the term", "C1", rules=Rules(read_after_noop=False), plan=NETWORK, budget=200),
+    Plant("reads without a round", "C1", rules=Rules(confirm_reads=False), plan=NETWORK),
+    Plant("a read joins an earlier round", "C1", switch=_around(Reads, "start_round", _old_leader_serves), plan=NETWORK, budget=200),
+    Plant("reads before the entries are applied", "C1", switch=_around(Reads, "settle", _read_before_apply), plan=NETWORK),
+    # integrity
+    Plant("a wrong state is not set aside", "integrity", rules=Rules(set_aside=False), plan=WRONG),
+    Plant("writes between two that differ", "integrity", rules=Rules(hold_undecided=False), plan=WRONG, budget=200),
+    Plant(
+        "the vote is forgotten when set aside", "integrity", switch=_replace(quarantine, "keep_promises", _nothing), plan=FLIPS, budget=300
+    ),
+    Plant("a member that was set aside votes", "integrity", switch=_replace(joining, "mark", _nothing), plan=FLIPS, budget=300),
+)
