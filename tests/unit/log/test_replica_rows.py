@@ -464,3 +464,21 @@ def _with_a_flipped_bit(chunk: SnapshotChunk) -> SnapshotChunk:
     data = bytearray(chunk.data)
     data[len(data) // 2] ^= 1
     return SnapshotChunk(chunk.term, chunk.index, chunk.index_term, chunk.size_bytes, chunk.sha256, chunk.offset, bytes(data), chunk.round)
+
+
+def test_r6_what_the_library_would_do_with_versions_stops_the_member() -> None:
+    engine = Trio().leader().replica.engine
+    with pytest.raises(Halted, match="command queue"):
+        engine._applyCommand(b"\x03\x01", None)
+    with pytest.raises(Halted, match="apply"):
+        engine._SyncObj__doApplyCommand(b"\x03\x01")
+    assert engine.getCodeVersion() == 0
+
+
+def test_r18_no_member_is_ever_an_observer_of_the_library() -> None:
+    trio = Trio()
+    leader, follower = trio.leader(), trio.follower()
+    trio.write(leader, "v1")
+    trio.boot(follower.name, trio.stop(follower.name))
+    trio.run(2.0)
+    assert all(box.replica.engine.readonlyNodes == set() for box in trio.boxes.values())
