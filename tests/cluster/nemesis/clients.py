@@ -30,7 +30,7 @@ from tests.cluster.nemesis.members import Members
 from tests.support.linearizability import Operation
 from tests.support.real_cluster import manifest
 
-CLIENTS = 8
+CLIENTS = 8  # beside those that write large verdicts
 SLOTS = 5  # registers in use at a time
 RETIRE_AFTER = 140  # operations on one register; the exhaustive search takes about 200
 RETIRE_UNKNOWN = 3  # writes without an answer: each may take effect at any later time, which the search has to try
@@ -43,7 +43,7 @@ ATTEMPT = RetryPolicy(attempt_timeout_s=1.5, connect_timeout_s=0.5, longest_wait
 MODEL, BALLAST = "m", "ballast"
 VERDICT_BYTES = 60_000  # of the 64 KiB that a report may have
 VERDICT_PAUSE_S = 0.15
-FLOOD = 4  # verdicts under way at once while a disk is being filled
+FLOOD = 10  # verdicts under way at once while a disk is being filled
 
 Send = Callable[[Client, str], Awaitable[Reply]]
 
@@ -80,7 +80,7 @@ class Clients:
         self._slots = [Slot(number) for number in range(SLOTS)]
         self._registers = self._values = 0
         self._stopping = asyncio.Event()
-        self.flood = False  # write large verdicts as fast as they are taken
+        self.flood = ""  # a zone: write large verdicts there as fast as they are taken
         self.history: list[Operation] = []
         self.acknowledged: list[Operation] = []
         self.published: list[Operation] = []  # of those the publications
@@ -114,6 +114,8 @@ class Clients:
     async def _live(self, number: int, random: Random) -> None:
         while not self._stopping.is_set():
             await asyncio.sleep(random.expovariate(1 / PACE_S))
+            if self.flood and number >= len(self.one):
+                continue  # leaves the processors to the flood
             slot, kind = random.choice(self._slots), random.random()
             if kind < 0.04:
                 await self._publish(number, random)
@@ -127,8 +129,12 @@ class Clients:
                 await self._read(number, slot, random)
 
     def _target(self, number: int, random: Random) -> Client:
-        """One member, whatever its state, or the client of its own that goes from member to member."""
-        return self._any[number] if random.random() < 0.4 else random.choice(list(self.one.values()))
+        """The first clients stay with a member each, so that writes stand still only while no member can take any; the others roam."""
+        if self.flood and number >= CLIENTS:
+            return self.one[self.flood]
+        if number < len(self.one):
+            return list(self.one.values())[number]
+        return self._any[number % CLIENTS] if random.random() < 0.4 else random.choice(list(self.one.values()))
 
     async def _renew(self, number: int, slot: Slot) -> None:
         """Retire the slot's register for a new one, which nobody else uses before its first write is acknowledged."""
@@ -160,7 +166,7 @@ class Clients:
             self.published.append(self.acknowledged[-1])
 
     async def _fill(self, number: int) -> None:
-        """Large verdicts: one at a time now and then, all together as fast as they go while `flood` is on."""
+        """Large verdicts: one at a time now and then, several at once as fast as they are taken while there is a flood."""
         random = Random(self._random.random())
         while not self._stopping.is_set():
             if not self.flood and number > CLIENTS:
@@ -206,7 +212,7 @@ class Clients:
             if attempt:
                 await asyncio.sleep(RETRY_PAUSE_S)
             try:
-                reply = await send(self._target(number % CLIENTS, random), idempotent)
+                reply = await send(self._target(number, random), idempotent)
             except RaftmetaError as refused:
                 perhaps = self._refused(refused, key) or perhaps
                 continue

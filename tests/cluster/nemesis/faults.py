@@ -21,16 +21,15 @@ from tests.cluster.nemesis.clients import Clients
 from tests.cluster.nemesis.members import Members
 from tests.cluster.nemesis.places import ZONES
 from tests.cluster.nemesis.plan import Kind, Step
-from tests.cluster.nemesis.tools import INJECTED, SYNC_CALL, ToolFailed, tampered
+from tests.cluster.nemesis.tools import HOUR_S, INJECTED, SYNC_CALL, ToolFailed, tampered
 
 READY_S = 30.0  # from the start of a member to its readiness; not reaching it in time is no problem while other faults may still work
 LEADER_S = 10.0
 DEATH_S = 10.0  # from a failed sync to the end of the process, on a machine with others at work
-FILL_S = 30.0  # to use up what room a full disk leaves, up to two segments of 16 MiB; 5 s on two idle cores
+FILL_S = 60.0  # to use up what room a full disk leaves, up to two segments of 16 MiB; 5 s on two idle cores
 POLL_S = 0.05
 BALLAST_STEP = 1 << 20
 SLOWEST_SYNC_S = 3.0  # two of the longest election timeouts: a leader with such a disk has to give way
-HOUR_S = 3600
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -156,11 +155,11 @@ class Faults:
     async def _full_disk(self, step: Step, victim: str) -> str:
         """Until somebody was refused for it, or the time is over: the room that was ready before has to be used up first."""
         refused, deadline = self._clients.counts.refused, time.monotonic() + FILL_S
-        with self._flood(), _ballast(self._members.data(victim) / "ballast") as fill:
+        with self._flood(victim), _ballast(self._members.data(victim) / "ballast") as fill:
             while self._clients.counts.refused == refused and time.monotonic() < deadline:
                 fill()  # again and again: what the member deletes is taken too
                 await asyncio.sleep(POLL_S)
-            self._clients.flood = False
+            self._clients.flood = ""
             fill()
             await asyncio.sleep(step.hold_s)
             now = await self._members.leader()
@@ -169,12 +168,12 @@ class Faults:
         return f"{victim}, {self._clients.counts.refused - refused} refused with 507, then {now or 'nobody'} led"
 
     @contextlib.contextmanager
-    def _flood(self) -> Iterator[None]:
-        self._clients.flood = True
+    def _flood(self, zone: str) -> Iterator[None]:
+        self._clients.flood = zone
         try:
             yield
         finally:
-            self._clients.flood = False
+            self._clients.flood = ""
 
     async def _slow_sync(self, step: Step, victim: str) -> str:
         delay_s = max(0.02, SLOWEST_SYNC_S * step.draw**2)  # mostly short, so that the member still works

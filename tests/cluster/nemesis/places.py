@@ -69,20 +69,24 @@ class Namespaces:
     name = "network namespaces"
 
     def __init__(self) -> None:
-        self.options = InitOptions(hosts=tuple(_address(zone) for zone in ZONES))
+        self.options = InitOptions(hosts=tuple(address(zone) for zone in ZONES))
         self.unable: dict[Kind, str] = {}
         self._cuts: list[tuple[str, str]] = []
         self._rough = False
 
     async def open(self, made: InitResult, pids: Callable[[], Mapping[str, int]]) -> None:
+        self.join()
+        for zone, file in zip(ZONES, made.servers, strict=True):
+            _small_disk(file.parent / "data", f"nemesis-{zone}")
+        self.unable |= self._without_netem()
+
+    def join(self) -> None:
+        """Make the members' namespaces and the links between them."""
         run("mount", "-t", "tmpfs", "nemesis-run", "/run")  # where `ip netns` keeps its names: ours alone in this mount namespace
         run("ip", "link", "set", "lo", "up")
         for zone in ZONES:
             self._join(zone)
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-        for zone, file in zip(ZONES, made.servers, strict=True):
-            _small_disk(file.parent / "data", f"nemesis-{zone}")
-        self.unable |= self._without_netem()
 
     def command(self, zone: str) -> list[str]:
         return ["nsenter", f"--net=/run/netns/{zone}"]
@@ -114,14 +118,14 @@ class Namespaces:
         run("ip", "link", "add", f"to-{zone}", "type", "veth", "peer", "name", "eth0", "netns", zone)
         run("ip", "addr", "add", f"{NETWORK}.{number}.1/24", "dev", f"to-{zone}")
         run("ip", "link", "set", f"to-{zone}", "up")
-        run("ip", "-n", zone, "addr", "add", f"{_address(zone)}/24", "dev", "eth0")
+        run("ip", "-n", zone, "addr", "add", f"{address(zone)}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             run("ip", "-n", zone, "link", "set", device, "up")
         run("ip", "-n", zone, "route", "add", "default", "via", f"{NETWORK}.{number}.1")
 
     def _rule(self, what: str, sender: str, receiver: str) -> None:
         """A blackhole swallows: neither end is told, as in a network that lost its way."""
-        run("ip", "rule", what, "from", _address(sender), "to", _address(receiver), "blackhole", "priority", str(CUT_PRIORITY))
+        run("ip", "rule", what, "from", address(sender), "to", address(receiver), "blackhole", "priority", str(CUT_PRIORITY))
 
     def _without_netem(self) -> dict[Kind, str]:
         if shutil.which("tc") is None:
@@ -180,7 +184,7 @@ def run(*command: str) -> None:
         raise OSError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[:300]}")
 
 
-def _address(zone: str) -> str:
+def address(zone: str) -> str:
     return f"{NETWORK}.{ZONES.index(zone)}.2"
 
 

@@ -12,7 +12,8 @@ from random import Random
 import msgspec
 
 SHORTEST_HOLD_S, LONGEST_HOLD_S = 1.0, 30.0
-HOLD_SHARE = 0.03  # of a run; a minute holds a fault for 1 to 1.8 s, a quarter of an hour for up to 27 s
+HOLD_SHARE = 0.03  # of a run; half an hour has faults of up to 30 s
+BITING_HOLD_S = 4.0  # the longest of a short run: twice what it takes to notice that a leader is gone and to elect another
 
 
 class Kind(StrEnum):
@@ -44,7 +45,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def longest_hold_s(seconds: float) -> float:
-    return min(LONGEST_HOLD_S, max(SHORTEST_HOLD_S * 1.5, seconds * HOLD_SHARE))
+    return min(LONGEST_HOLD_S, max(BITING_HOLD_S, seconds * HOLD_SHARE))
 
 
 def steps(seed: int, seconds: float, kinds: Sequence[Kind]) -> Iterator[Step]:

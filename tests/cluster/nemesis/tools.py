@@ -23,6 +23,7 @@ SHIM_SOURCE = Path(__file__).with_name("clock_shim.c")
 ATTACH_S = 10.0
 COMPILE_S = 60.0
 POLL_S = 0.02
+HOUR_S = 3600
 SYNCS = "fdatasync,fsync"
 INJECTED = "(INJECTED)"
 SYNC_CALL = "sync("  # of a line that shows one; "fdatasync resumed" is its second half
@@ -110,9 +111,17 @@ def clock_shim(folder: Path) -> Path | str:
     )
     if built.returncode:
         return f"the clock's shim does not compile: {built.stderr.strip()[:300]}"
-    offset.write_bytes(struct.pack("=q", -3600))
-    env = os.environ | {"LD_PRELOAD": str(library), "NEMESIS_CLOCK": str(offset)}
-    told = subprocess.run([sys.executable, "-c", "import time; print(time.time_ns())"], capture_output=True, text=True, env=env, timeout=60)
-    if told.returncode or abs(int(told.stdout) / 1e9 + 3600 - time.time()) > 300:
-        return f"the clock's shim is not taken by this Python: {told.stderr.strip()[:200] or told.stdout.strip()}"
-    return library
+    offset.write_bytes(struct.pack("=q", 0))
+    command = [sys.executable, "-c", "import time\nprint(time.time())\ninput()\nprint(time.time())"]
+    env = os.environ | {"LD_PRELOAD": str(library), "NEMESIS_CLOCK": str(offset), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
+        assert process.stdout is not None
+        before = process.stdout.readline()
+        with offset.open("r+b") as file:
+            file.write(struct.pack("=q", -HOUR_S))
+        after, _ = process.communicate("\n", timeout=COMPILE_S)
+    try:
+        jumped = float(after) - float(before)
+    except ValueError:
+        return f"the clock's shim is not taken by this Python: {(before + after).strip()[:300]}"
+    return library if -HOUR_S <= jumped < -HOUR_S / 2 else f"the clock's shim moves the clock by {jumped:.0f} s instead of {-HOUR_S} s"
