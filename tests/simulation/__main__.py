@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--members", type=int, default=0, help="3 or 5 members; by default the seed decides")
     parser.add_argument("--verbose", action="store_true", help="one line per seed")
     parser.add_argument("--planted", nargs="?", const="", metavar="TEXT", help="run planted defects, those whose names hold TEXT")
+    parser.add_argument("--budget", type=int, default=0, help="seeds for each planted defect; by default its own budget")
     options = parser.parse_args()
     return _seeds(options) if options.planted is None else _planted(options)
 
@@ -73,7 +74,7 @@ def _planted(options: argparse.Namespace) -> int:
     print(f"{'defect':45} {'protects':12} {'seed':>6} {'tried':>6}  what broke")
     for plant in PLANTS:
         if options.planted in plant.name:
-            found = find(plant, options.first)
+            found = find(plant, options.first, options.budget)
             unseen += not found.seed
             print(f"{plant.name:45} {plant.row:12} {found.seed or '-':>6} {found.tried:>6}  {found.what[:120] or 'NOT FOUND'}", flush=True)
     return 1 if unseen else 0

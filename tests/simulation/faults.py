@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
+from raftmeta.log.engine import LEADER
 from tests.simulation.damage import Damage
 from tests.simulation.member import SimMember
 from tests.simulation.membership import Membership
@@ -25,7 +26,9 @@ BY_ROLE = ("crash", "crash planned", "pause", "slow disk", "EIO", "ENOSPC", "clo
 ANY = (
     "crash inside a step", "partition", "partial partition", "one-way cut", "weather", "loss", "duplication", "delay", "heal",
     "bit flip", "state changed", "set aside", "snapshot installed", "member removed", "member added", "client retry", "stale message",
+    "vote race",
 )  # fmt: skip
+LOOK_S = 0.0002  # shorter than any message takes
 EXPECTED = (*(f"{kind} {role}" for kind in BY_ROLE for role in ("follower", "leader")), *ANY)  # none may stay at zero over many seeds
 
 
@@ -54,6 +57,7 @@ class Faults:
             "flip": (self.damage.flip, 1),
             "change_state": (self.damage.change_state, 1),
             "membership": (self._membership.change, 1),
+            "vote_race": (self._vote_race, 1),
         }
         chosen = [table[kind] for kind in kinds or table]
         self._kinds, self._weights = [act for act, _ in chosen], [weight for _, weight in chosen]
@@ -124,6 +128,36 @@ class Faults:
         member = self.pick()
         self.count("clock jump", member)
         member.wall_offset_ms = self.random.choice((-3_600_000, -1_000, 1_000, 3_600_000))
+
+    def _vote_race(self) -> None:
+        """An election that one member sleeps through; then its voter starts again and meets that member before it heard who was elected."""
+        leader = next((member for member in self._cluster.members.values() if member.role == LEADER), None)
+        if len(self._cluster.members) != 3 or leader is None or leader.replica is None:
+            return
+        self.count("vote race")
+        aside = self.random.choice([name for name in sorted(self._cluster.members) if name != leader.id])
+        self._isolate(aside)
+        term, until = leader.replica.engine.term, self._cluster.now + 3.0
+        self._cluster.crash(leader, 0.02)
+        self._cluster.at(self._cluster.now + LOOK_S, self._when_elected, (aside, term, until))
+
+    def _when_elected(self, waiting: tuple[str, int, float]) -> None:
+        aside, term, until = waiting
+        members = self._cluster.members
+        elected = next((m.id for m in members.values() if m.role == LEADER and m.replica and m.replica.engine.term > term), None)
+        if elected is None:
+            if self._cluster.now < until:
+                self._cluster.at(self._cluster.now + LOOK_S, self._when_elected, waiting)
+            return
+        self._isolate(elected)
+        voter = next(member for name, member in members.items() if name not in (aside, elected))
+        if voter.alive and elected != aside:
+            self._cluster.crash(voter, 0.02)
+        self._cluster.at(self._cluster.now + 4.0, lambda _: self._heal())
+
+    def _isolate(self, name: str) -> None:
+        others = [other for other in self._cluster.members if other != name]
+        self._set_cut(frozenset(pair for other in others for pair in ((name, other), (other, name))), "partition")
 
     # ------------------------------------------------------------------ disks
 

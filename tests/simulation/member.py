@@ -69,6 +69,11 @@ class SimMember:
     def alive(self) -> bool:
         return self.replica is not None
 
+    @property
+    def role(self) -> int:
+        """Of the engine, -1 while it is down."""
+        return -1 if self.replica is None else self.replica.engine.role
+
     def boot(self) -> None:
         """Start the process. A crash in the middle of booting leaves it down."""
         self.incarnation += 1

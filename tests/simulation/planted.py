@@ -54,7 +54,7 @@ def find(plant: Plant, first: int = 1, budget: int = 0) -> Found:
     """Run seeds from `first` on until something breaks."""
     budget = budget or plant.budget
     for seed in range(first, first + budget):
-        fields = {"members": 5 if seed % 4 == 0 else 3, "rules": plant.rules, "stormy_s": 20.0, "calm_s": 14.0, **plant.plan}
+        fields = {"members": 5 if seed % 4 == 0 else 3, "rules": plant.rules, "stormy_s": 20.0, "calm_s": 14.0, "rate": 10.0, **plant.plan}
         with plant.switch():
             try:
                 Cluster(Plan(seed, **fields)).run()
@@ -162,7 +162,7 @@ def _old_messages(original: Any, network: Any, flight: Any) -> Any:
 
 CRASHES = {"kinds": ("crash", "crash_inside", "heal", "weather", "partition")}
 NETWORK = {"kinds": ("partition", "one_way", "partial", "pause", "weather", "heal", "crash")}
-ELECTIONS = {"kinds": ("crash", "partition"), "gap_s": 0.8, "members": 3, "stormy_s": 30.0, "rate": 3.0}
+ELECTIONS = {"kinds": ("vote_race", "weather"), "gap_s": 9.0, "members": 3, "stormy_s": 30.0, "rate": 3.0}
 DAMAGE = {"kinds": ("flip", "crash", "heal")}
 
 CHANGES = {"kinds": ("membership", "crash", "partition", "heal")}
