@@ -26,6 +26,7 @@ DISK_MB = 192  # of a member's tmpfs: six segments of 16 MiB, two snapshots, and
 NETWORK = "198.18"  # set aside for tests between networks (RFC 2544); exists inside the namespaces only
 CUT_PRIORITY = 100
 COMMAND_S = 20.0
+LEASH = ("setpriv", "--pdeathsig", "KILL")  # a process that ends with the one that started it
 
 
 class Place(Protocol):
@@ -45,7 +46,7 @@ class Place(Protocol):
 
 def obstacle() -> str:
     """Why namespaces cannot be had, "" when they can."""
-    missing = [tool for tool in ("unshare", "nsenter", "ip", "mount") if shutil.which(tool) is None]
+    missing = [tool for tool in ("unshare", "setpriv", "nsenter", "ip", "mount") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not installed"
     probe = [*_unshare(), "sh", "-c", "ip link add nemesis0 type veth peer name nemesis1 && ip rule add blackhole priority 1"]
@@ -60,7 +61,7 @@ def inside(module: str, arguments: Sequence[str]) -> list[str]:
 
 def _unshare() -> list[str]:
     unprivileged = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    return ["unshare", *unprivileged, "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return [*LEASH, "unshare", *unprivileged, "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 class Namespaces:
@@ -157,8 +158,7 @@ class Loopback:
 
     def command(self, zone: str) -> list[str]:
         """With a run that is killed its members are killed too, where the machine can do that."""
-        leash = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        return [*leash, "env", f"RAFTMETA_PEER__LISTEN=127.0.0.1:{self._listen[zone]}"]
+        return [*(LEASH if shutil.which(LEASH[0]) else ()), "env", f"RAFTMETA_PEER__LISTEN=127.0.0.1:{self._listen[zone]}"]
 
     def cut(self, sender: str, receiver: str) -> None:
         assert self.proxy is not None

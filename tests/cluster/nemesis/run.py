@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import secrets
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -32,6 +32,7 @@ from tests.cluster.nemesis.verdict import judge, longest_gaps, missing_writes
 START_S = 30.0
 CONVERGE_S = 60.0
 HEALED_S = 1.0  # clients go on for a moment after the last fault, so that they meet the healed cluster
+MAX_TOLD = 30  # violations
 INSIDE = "--inside-namespaces"  # given to the run by itself only
 
 
@@ -51,8 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     if not chosen.inside and chosen.place != "loopback":
         why = places.obstacle()
         if not why:
-            command = places.inside("tests.cluster.nemesis", [*arguments, f"--seed={chosen.seed}", INSIDE])
-            os.execvp(command[0], command)
+            return _wait(places.inside("tests.cluster.nemesis", [*arguments, f"--seed={chosen.seed}", INSIDE]))
         print(f"NOT DONE HERE: network namespaces: {why}")
         if chosen.place == "namespaces":
             return 2
@@ -72,6 +72,18 @@ def main(arguments: Sequence[str]) -> int:
         else:
             print(f"logs and history are kept in {folder}")
     return 0 if held else 1
+
+
+def _wait(command: Sequence[str]) -> int:
+    """The exit status of the run inside. `unshare` blocks SIGTERM, so this process takes it; Ctrl-C reaches the run by itself."""
+    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda number, frame: process.kill())
+    while True:
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            continue
+        return status if status >= 0 else 128 - status
 
 
 class Run:
@@ -165,10 +177,10 @@ class Run:
         print(f"{'fault':18}{'times':>7}{'longest write gap':>20}")
         for kind, gap in sorted(longest_gaps(clients.acknowledged, faults.events, ended).items()):
             print(f"{kind:18}{times[kind]:>7}{gap:>18.2f} s")
-        for violation in self._violations[:20]:
+        for violation in self._violations[:MAX_TOLD]:
             print(f"VIOLATED: {violation}")
-        if len(self._violations) > 20:
-            print(f"VIOLATED: {len(self._violations) - 20} more")
+        if len(self._violations) > MAX_TOLD:
+            print(f"VIOLATED: {len(self._violations) - MAX_TOLD} more")
         print(f"{'FAILED' if self._violations else 'held'}: seed {self._options.seed}, {time.monotonic() - self._began:.0f} s in all")
 
 
