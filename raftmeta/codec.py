@@ -8,9 +8,10 @@ come after it. Anything else is RaftmetaError `integrity`, and no partial state 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from rpds import HashTrieMap
@@ -105,14 +106,17 @@ def _read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
                 continue
             _require(buffer.startswith(MAGIC), "the snapshot does not begin with its magic line")
             place = len(MAGIC)
-        while len(buffer) - place >= _FRAME.size:
-            kind, size = _FRAME.unpack_from(buffer, place)
-            _require(size <= MAX_FRAME_BYTES, f"a frame of {size} bytes, the limit is {MAX_FRAME_BYTES}")
-            begin, end = place + _FRAME.size, place + _FRAME.size + size
-            if end > len(buffer):
-                break
-            yield kind, bytes(buffer[begin:end])
-            place = end
+        length = len(buffer)
+        with memoryview(buffer) as view:  # one copy of each payload
+            while length - place >= _FRAME.size:
+                kind, size = _FRAME.unpack_from(view, place)
+                if size > MAX_FRAME_BYTES:
+                    _refuse(f"a frame of {size} bytes, the limit is {MAX_FRAME_BYTES}")
+                begin, end = place + _FRAME.size, place + _FRAME.size + size
+                if end > length:
+                    break
+                yield kind, bytes(view[begin:end])
+                place = end
         del buffer[:place]
         place = 0
     _require(place == 0 and not buffer, f"the snapshot is cut: {len(buffer)} bytes of a frame at its end")
@@ -126,14 +130,17 @@ class _Map:
         self._fresh: dict[str, Any] = {}
 
     def add(self, key: str, value: object) -> None:
-        _require(key not in self._fresh and key not in self._map, f"key {key!r} stands twice")
+        if key in self._fresh:
+            _refuse(f"key {key!r} stands twice")
         self._fresh[key] = value
         if len(self._fresh) == BULK:
             self.finish()
 
     def finish(self) -> HashTrieMap[str, Any]:
-        self._map = self._map.update(self._fresh)
-        self._fresh = {}
+        before, fresh = self._map, self._fresh
+        self._map, self._fresh = before.update(fresh), {}
+        if len(self._map) != len(before) + len(fresh):
+            _refuse(f"key {next(key for key in fresh if key in before)!r} stands twice")
         return self._map
 
 
@@ -159,6 +166,7 @@ class _Builder:
         self._scalars: st.Scalars | None = None
         self._model_now: ModelRecord | None = None
         self._version_now: VersionRecord | None = None
+        self._version_bytes = b""  # of it
         self._deployment_now: Deployment | None = None
         self._order_now: list[VersionItem] = []  # versions of the model at hand
         self._history_now: list[str] = []  # rollouts of the deployment at hand
@@ -171,7 +179,8 @@ class _Builder:
         self._state: State | None = None
 
     def take(self, kind: int, payload: bytes) -> None:
-        _require(kind in self._allowed, f"frame {self._frames} is {bytes((kind,))!r}, expected one of {self._allowed!r}")
+        if kind not in self._allowed:
+            _refuse(f"frame {self._frames} is {bytes((kind,))!r}, expected one of {self._allowed!r}")
         if kind not in (VERSION, MANIFEST):
             self._close_model()
         if kind not in (ROLLOUT, VERDICT):
@@ -203,20 +212,23 @@ class _Builder:
         version = _decode(_versions, payload)
         model = self._model_now
         assert model is not None  # FOLLOWS lets a version come only after its model
-        _require(version.model == model.name, f"version of model {version.model!r} among those of {model.name!r}")
+        if version.model != model.name:
+            _refuse(f"version of model {version.model!r} among those of {model.name!r}")
         before = self._order_now[-1][0] if self._order_now else 0
-        _require(before < version.number <= model.last_number, f"version number {version.number} of {model.name!r} is out of order")
-        self._version_now = version
+        if not before < version.number <= model.last_number:
+            _refuse(f"version number {version.number} of {model.name!r} is out of order")
+        self._version_now, self._version_bytes = version, payload
 
     def _manifest(self, payload: bytes) -> None:
         version = self._version_now
         assert version is not None  # FOLLOWS lets a manifest come only after its version
-        image = st.version_image(version, payload)
+        digest = hashlib.sha256(payload).digest()
         key = version_key(version.model, version.label)
-        _require(image[-32:].hex() == version.summary.manifest_digest, f"the manifest of {key!r} is not the published one")
+        if digest.hex() != version.summary.manifest_digest:
+            _refuse(f"the manifest of {key!r} is not the published one")
         self._order_now.append((version.number, version.label, payload))
         self._versions.add(key, version)
-        self._count(st.VERSION, key, image, len(image) - 32 + len(payload))
+        self._count(st.VERSION, key, self._version_bytes + digest, len(self._version_bytes) + len(payload))
 
     def _close_model(self) -> None:
         model, order = self._model_now, self._order_now
@@ -244,7 +256,9 @@ class _Builder:
         deployment = self._deployment_now
         assert deployment is not None  # FOLLOWS
         _require(rollout.deployment == deployment.name, f"rollout {rollout.id!r} of another deployment than {deployment.name!r}")
-        self._rises(rollout.started_revision, f"rollout {rollout.id!r}")
+        revision = rollout.started_revision
+        _require(self._last_revision < revision, f"rollout {rollout.id!r} of revision {revision} is out of order")
+        self._last_revision = revision
         self._history_now.append(rollout.id)
         self._record(st.ROLLOUT, self._rollouts, rollout.id, rollout, payload)
 
@@ -267,17 +281,17 @@ class _Builder:
     def _outcome(self, payload: bytes) -> None:
         size = payload[0] if payload else 0
         name, record = payload[1 : 1 + size], payload[1 + size :]
-        _require(name.isascii(), f"outcome {len(self._outcomes)} has no readable key")
+        if not name.isascii():
+            _refuse(f"outcome {len(self._outcomes)} has no readable key")
         key = name.decode("ascii")
         outcome = _decode(_outcomes, record)
-        self._rises(outcome.revision, f"outcome {key!r}")
-        _require(key not in self._outcomes, f"outcome {key!r} stands twice")
+        if outcome.revision <= self._last_revision:
+            _refuse(f"outcome {key!r} of revision {outcome.revision} is out of order")
+        self._last_revision = outcome.revision
+        if key in self._outcomes:
+            _refuse(f"outcome {key!r} stands twice")
         self._outcomes[key] = record
         self._count(st.OUTCOME, key, record, len(record))
-
-    def _rises(self, revision: int, what: str) -> None:
-        _require(self._last_revision < revision, f"{what} of revision {revision} is out of order")
-        self._last_revision = revision
 
     def _record(self, kind: bytes, records: _Map, key: str, value: Record, payload: bytes) -> None:
         records.add(key, value)
@@ -319,7 +333,12 @@ class _Builder:
 
 def _require(holds: bool, detail: str) -> None:
     if not holds:
-        raise RaftmetaError("integrity", detail)
+        _refuse(detail)
+
+
+def _refuse(detail: str) -> NoReturn:
+    """What stands once for each of many records calls this, and does not make the words of a fault that is not there."""
+    raise RaftmetaError("integrity", detail)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[R], payload: bytes) -> R:
@@ -328,7 +347,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[R], payload: bytes) -> R:
         record = decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError) as cause:
         raise RaftmetaError("integrity", f"a frame cannot be read: {cause}") from cause
-    _require(encode_record(record) == payload, f"a {type(record).__name__} is not in canonical form")
+    if encode_record(record) != payload:
+        _refuse(f"a {type(record).__name__} is not in canonical form")
     return record
 
 

@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import os
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -24,6 +25,10 @@ from raftmeta.core.errors import RaftmetaError
 
 MAX_FILE_BYTES = 64 << 20  # of `write_file`; larger things have formats of their own
 LOCK_NAME = "lock"
+
+# Slowest sync beside a file of 257 MB that goes, on ext4 that discards: 130 to 200 ms at once, 17 to 29 ms in such steps, 9 to 17 ms alone.
+_FREED_BYTES = 8 << 20
+_FREED_PAUSE_S = 0.001
 
 _TRAILER = struct.Struct("<8sQ32s")  # magic, length of the data, SHA-256 of the data
 _MAGIC = b"rmfile01"
@@ -98,6 +103,9 @@ class Disk(Protocol):
 
     def unlink(self, path: Path) -> None:
         """Remove a file; one that is not there counts as removed."""
+
+    def unlink_large(self, path: Path) -> None:
+        """The same in small steps, which take their time; not on a thread that others wait for."""
 
     def exists(self, path: Path) -> bool: ...
 
@@ -179,6 +187,21 @@ class OsDisk:
     def unlink(self, path: Path) -> None:
         with _wrapped("unlink", path):
             path.unlink(missing_ok=True)
+
+    def unlink_large(self, path: Path) -> None:
+        """The name goes first; then the file shrinks, for a file system that frees many blocks at once keeps every sync waiting."""
+        with _wrapped("unlink", path):
+            try:
+                fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                path.unlink(missing_ok=True)
+                for size in range(os.fstat(fd).st_size - _FREED_BYTES, 0, -_FREED_BYTES):
+                    os.ftruncate(fd, size)
+                    time.sleep(_FREED_PAUSE_S)
+            finally:
+                os.close(fd)
 
     def exists(self, path: Path) -> bool:
         with _wrapped("stat", path):

@@ -38,6 +38,9 @@ from raftmeta.watch import WatchHub, WatchLimits
 
 STALLED_S = 2.0  # a step of the log's thread that takes longer shows in readiness: most likely the disk
 MAX_ALARMS = 100
+SNAPSHOT_PAUSE_S = (
+    0.001  # after each chunk, which takes about as long to encode: a commit then waits for one chunk, not for the next switch
+)
 
 _log = structlog.get_logger()
 
@@ -82,7 +85,11 @@ class Member:
             authorize=self.authorizer.permits,
         )
         exchange = SnapshotExchange(
-            parts.store, parts.snapshot_worker, parts.journal, ExchangeSettings(journal_bytes=config.limits.snapshot_journal_bytes)
+            parts.store,
+            parts.snapshot_worker,
+            parts.journal,
+            ExchangeSettings(journal_bytes=config.limits.snapshot_journal_bytes),
+            lambda: time.sleep(SNAPSHOT_PAUSE_S),
         )
         self._replica = Replica(setup, parts.recovered, parts.journal, exchange, self)
         self._runner = Runner(parts.identity, self._replica, parts.journal, parts.network, Ends(self._fail, self._begin_again_soon))

@@ -7,6 +7,8 @@ only when its digest is right, and never one older than what it applied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from raftmeta import codec
@@ -40,8 +42,11 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 class SnapshotExchange:
-    def __init__(self, store: SnapshotStore, worker: Worker, journal: Journal, settings: ExchangeSettings) -> None:
-        self._store, self._worker, self._journal, self._settings = store, worker, journal, settings
+    def __init__(
+        self, store: SnapshotStore, worker: Worker, journal: Journal, settings: ExchangeSettings, pause: Callable[[], None] | None = None
+    ) -> None:
+        """`pause` is called by the worker after each chunk of a snapshot; it lets other threads have the interpreter lock."""
+        self._store, self._worker, self._journal, self._settings, self._pause = store, worker, journal, settings, pause
         self._latest: SnapshotMeta | None = None
         self._job: Handle[SnapshotMeta] | None = None
         self._incoming: Incoming | None = None
@@ -75,7 +80,7 @@ class SnapshotExchange:
             index, configuration = engine.applied_index, cfg.encode(engine.configuration_at(engine.applied_index))
             term = self._journal.term_at(index)
             assert term is not None
-            self._job = self._worker.submit(lambda: self._store.write(index, term, configuration, codec.snapshot_chunks(state)))
+            self._job = self._worker.submit(lambda: self._write(index, term, configuration, state))
             if self._job.done():
                 self.poll(engine, state)
 
@@ -83,6 +88,12 @@ class SnapshotExchange:
         """After a full disk: once there is room again, the next attempt is made when it is due, and no longer put off."""
         if self._lacking and self._store.free_bytes() >= max(self._lacking, 2 * state_bytes):
             self.trouble, self._lacking, self._not_before = "", 0, 0
+
+    def _write(self, index: int, term: int, configuration: bytes, state: State) -> SnapshotMeta:
+        """In the worker. Older files go here too: to unlink a large one takes longer than a commit may wait."""
+        meta = self._store.write(index, term, configuration, codec.snapshot_chunks(state), self._pause)
+        self._store.prune(self._settings.keep_files)
+        return meta
 
     def _is_short(self, applied_index: int, state_bytes: int) -> bool:
         """Whether a snapshot is needed because it lets segments go; asked of the disk once in LOOK_EVERY entries."""
@@ -108,7 +119,6 @@ class SnapshotExchange:
         self._latest = meta
         short = self._low or not self._journal.has_room(SHORT_BYTES)
         self._journal.compact_through(meta.index - (0 if short else self._settings.keep_entries))
-        self._store.prune(self._settings.keep_files)
         if short:  # not again for every entry, should it have freed too little
             self._not_before = engine.applied_index + max(1, self._settings.entries // 10)
         self._bytes_at_last = self._journal.bytes

@@ -20,6 +20,7 @@ from raftmeta.log.faults import SnapshotCorrupt
 
 MAX_CHUNK_BYTES = 16 << 20
 MAX_CONFIG_BYTES = 1 << 20
+SYNC_BYTES = 4 << 20  # written between two syncs: a whole file at once would keep the journal's syncs waiting behind it
 
 _MAGIC = b"rmsnap01"
 _END_MAGIC = b"rmsnapOK"
@@ -44,20 +45,23 @@ class SnapshotMeta(msgspec.Struct, frozen=True):
 def write_image(
     disk: Disk, file: File, position: tuple[int, int, bytes], chunks: Iterable[bytes], pause: Callable[[], None] | None
 ) -> SnapshotMeta:
-    """Write image and trailer of the snapshot at `position` (index, term, config); not synced."""
+    """Write image and trailer of the snapshot at `position` (index, term, config); the last of it is not synced."""
     index, term, config = position
     if len(config) > MAX_CONFIG_BYTES:
         raise ValueError(f"a configuration of {len(config)} bytes, the limit is {MAX_CONFIG_BYTES}")
     head = _HEAD.pack(_MAGIC, _FORMAT, index, term, len(config)) + config
     whole = hashlib.sha256()
     offset = _put(disk, file, head + hashlib.sha256(head).digest(), 0, whole)
-    count = total = 0
+    count = total = synced = 0
     for chunk in chunks:
         if not 0 < len(chunk) <= MAX_CHUNK_BYTES:
             raise ValueError(f"a snapshot chunk of {len(chunk)} bytes, the limit is {MAX_CHUNK_BYTES}")
         frame = _CHUNK.pack(len(chunk), hashlib.sha256(chunk).digest()) + chunk
         offset = _put(disk, file, frame, offset, whole)
         count, total = count + 1, total + len(chunk)
+        if offset - synced >= SYNC_BYTES:
+            disk.fdatasync(file)
+            synced = offset
         if pause is not None:
             pause()
     offset = _put(disk, file, _END.pack(0, count, total), offset, whole)

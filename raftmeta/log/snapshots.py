@@ -122,12 +122,12 @@ class SnapshotStore:
         return self._disk.free_bytes(self._directory)
 
     def prune(self, keep: int = 2) -> int:
-        """Remove all but the newest `keep`. Returns how many went. A transfer that reads one of them gets SnapshotGone."""
+        """Remove all but the newest `keep`, in the worker. Returns how many went. A transfer that reads one of them gets SnapshotGone."""
         if keep < 1:
             raise ValueError(f"keep is {keep}, the newest snapshot always stays")
         old = self._positions()[keep:]
         for index, term in old:
-            self._disk.unlink(self._path(index, term))
+            self._disk.unlink_large(self._path(index, term))
         return len(old)
 
     # inside

@@ -144,7 +144,7 @@ class SparePool:
 
     def discard(self, path: Path) -> None:
         """Remove a file that nothing refers to any more; freeing 64 MiB takes long enough to keep it off the journal's thread."""
-        self._unlinks.append(self.worker.submit(lambda: self.disk.unlink(path)))
+        self._unlinks.append(self.worker.submit(lambda: self.disk.unlink_large(path)))
 
     def drain(self) -> None:
         """Wait for the worker to end its jobs."""

@@ -214,6 +214,9 @@ class MemoryDisk:
         if path in self._names:
             self._change({path: None})
 
+    def unlink_large(self, path: Path) -> None:
+        self.unlink(path)
+
     def exists(self, path: Path) -> bool:
         self._call("exists", path, changes=False)
         return path in self._names or path in self._directories

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,21 @@ def test_every_flipped_byte_cut_and_extension_of_a_file_is_found() -> None:
     disk.put(PATH, b"\0", len(whole))
     with pytest.raises(FileDamaged):
         read_file(disk, PATH)
+
+
+@pytest.mark.parametrize("size", [0, 1, durable._FREED_BYTES, durable._FREED_BYTES * 3 + 5])
+def test_a_large_file_goes_in_steps_none_of_which_frees_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(size)
+    left = [size]
+    cut = os.ftruncate
+    monkeypatch.setattr(os, "ftruncate", lambda fd, to: (left.append(to), cut(fd, to)))
+    monkeypatch.setattr(durable, "_FREED_PAUSE_S", 0.0)
+    OsDisk().unlink_large(path)
+    assert not path.exists()
+    assert all(before - after <= durable._FREED_BYTES for before, after in pairwise([*left, 0]))
+    OsDisk().unlink_large(path)  # one that is not there counts as removed
 
 
 @pytest.mark.parametrize("synced", [True, False])
