@@ -164,6 +164,7 @@ async def trickle(member: Member, rate: int, seconds: float, snapshots: int) -> 
     propose = Proposer(member)
     model = f"trickle-{time.time_ns()}"
     latencies: list[float] = []
+    await propose(publication(model, 0, TRICKLE_BYTES))  # a member that was started a moment ago applies its journal first
     seen = {member.log.status().snapshot_index}
     tasks: list[asyncio.Task[None]] = []
 
@@ -175,7 +176,7 @@ async def trickle(member: Member, rate: int, seconds: float, snapshots: int) -> 
     began = due = time.perf_counter()
     while due - began < seconds or (len(seen) <= snapshots and due - began < SNAPSHOT_S):
         await asyncio.sleep(max(due - time.perf_counter(), 0.0))
-        label, second = divmod(len(tasks), 2)
+        label, second = divmod(len(tasks) + 2, 2)
         body = DeleteVersion(model, f"v{label}") if second else publication(model, label, TRICKLE_BYTES)
         tasks.append(asyncio.create_task(write(body, due)))
         due = began + len(tasks) / rate

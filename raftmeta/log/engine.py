@@ -94,6 +94,8 @@ class Engine(SyncObj):  # type: ignore[misc]
         super().__init__(self._node(self._id), peers, conf=conf, transport=_Adapter(self), nodeClass=Peer)
         self._poller = _NullPoller()
         self._SyncObj__raftLastApplied = self._SyncObj__raftCommitIndex = setup.applied_index
+        if self.configuration.ids == (self._id,):
+            self._SyncObj__raftElectionDeadline = self._ports.clock()  # nobody else could lead: a single member is ready at once
 
     # ------------------------------------------------------------------ what the replica sees
 

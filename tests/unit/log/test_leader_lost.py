@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raftmeta.log.engine import LEADER
 from raftmeta.log.guard import Rules
 from raftmeta.log.messages import PreVote, PreVoteReply, TimeoutNow
 from raftmeta.log.peers import Connected, Disconnected
@@ -139,6 +140,14 @@ def test_r8_two_that_lose_the_leader_at_once_ask_half_a_heartbeat_apart(members:
     assert not any(isinstance(message, PreVote) for _, message in lone.sent)
     lone.step(after_s=0.02)
     assert any(isinstance(message, PreVote) for _, message in lone.sent)
+
+
+def test_a_member_that_is_alone_leads_at_once_and_one_of_three_waits() -> None:
+    for members, leads in ((("m1",), True), (("m1", "m2", "m3"), False)):
+        lone = LoneEngine(configuration=trio_of(*members))
+        lone.step(after_s=0.01)
+        assert (lone.engine.role == LEADER) is leads
+        assert not lone.sent
 
 
 @both
