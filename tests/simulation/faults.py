@@ -49,6 +49,7 @@ class Faults:
             "one_way": (self._one_way, 2),
             "pause": (self._pause, 2),
             "weather": (self._weather, 3),
+            "doubling": (self._doubling, 1),
             "slow_disk": (self._slow_disk, 2),
             "heal": (self._heal, 3),
             "io_error": (self._io_error, 1),
@@ -214,6 +215,11 @@ class Faults:
             slow_s=self.random.choice((0.05, 0.5, 3.0)),
             cut=cut,
         )
+        self.count("weather")
+
+    def _doubling(self) -> None:
+        """Nearly every message arrives twice."""
+        self._cluster.network.weather = Weather(double=0.9, slow=0.3, slow_s=0.05, cut=self._cluster.network.weather.cut)
         self.count("weather")
 
     def _heal(self) -> None:

@@ -49,7 +49,7 @@ class SimReplica(Replica):
 class SimMember:
     def __init__(self, member_id: str, seed: int, marker: Configuration | None, world: World) -> None:
         self.id, self._world = member_id, world
-        self._marker = marker
+        self._marker = self._configured = marker
         self.random = Random(f"{seed} {member_id}")
         self.disk = MemoryDisk(self.random.getrandbits(32))
         self.incarnation = 0
@@ -115,7 +115,8 @@ class SimMember:
     def _recover(self, journal: Journal, store: SnapshotStore, joins: bool) -> Recovered:
         if joins:
             self._marker = None
-        return recover(journal, store, self._marker, joining=joins, boot_from_log=self._world.rules.boot_from_log)
+        from_log = self._world.rules.boot_from_log
+        return recover(journal, store, self._marker if from_log else self._configured, joining=joins, boot_from_log=from_log)
 
     def step(self) -> list[tuple[str, AnyMessage]]:
         """One step with everything that arrived. What it sent; when the member ended in it, what it sent before."""

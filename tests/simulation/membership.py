@@ -31,7 +31,10 @@ class Membership:
             return
         victim = self._faults.pick()
         if victim is not leader and not self._faults.damage.member:  # what is left must be a majority that is whole
-            self._propose(leader, Configuration(tuple(member for member in now.members if member.id != victim.id)), "member removed")
+            self._propose(leader, _without(now, victim.id), "member removed")
+            another = self._faults.pick()
+            if another is not leader:  # refused while the first is under way (R4)
+                self._propose(leader, _without(leader.replica.engine.configuration, another.id), "two members removed at once")
 
     def restore(self, _: object = None) -> None:
         """Bring everybody back, and look again until they are."""
@@ -62,3 +65,7 @@ class Membership:
             if member.replica is not None and member.replica.engine.role == LEADER and member.paused_until <= self._cluster.now
         ]
         return max(found, key=lambda each: each[:2])[2] if found else None
+
+
+def _without(now: Configuration, name: str) -> Configuration:
+    return Configuration(tuple(member for member in now.members if member.id != name))

@@ -165,7 +165,10 @@ NETWORK = {"kinds": ("partition", "one_way", "partial", "pause", "weather", "hea
 ELECTIONS = {"kinds": ("vote_race", "weather"), "gap_s": 9.0, "members": 3, "stormy_s": 30.0, "rate": 3.0}
 DAMAGE = {"kinds": ("flip", "crash", "heal")}
 
-CHANGES = {"kinds": ("membership", "crash", "partition", "heal")}
+DOUBLED = {"kinds": ("doubling", "partition", "crash"), "members": 5, "gap_s": 1.0}
+CUT_OFF = {"kinds": ("partition", "partition", "one_way"), "gap_s": 5.0, "stormy_s": 40.0}
+ALONE = {"kinds": ("crash", "crash_inside"), "members": 1, "gap_s": 0.5}
+CHANGES = {"kinds": ("membership", "membership", "crash", "partition"), "members": 3, "gap_s": 0.7}
 WRONG = {"kinds": ("change_state", "crash", "partition", "heal")}
 FLIPS = {"kinds": ("flip", "crash", "partition", "heal")}
 
@@ -190,12 +193,12 @@ PLANTS: tuple[Plant, ...] = (
     Plant("messages of an earlier incarnation taken", "R2", switch=_around(SimNetwork, "deliver", _old_messages), plan=CRASHES, budget=200),
     Plant("commit moves before a match", "R3", rules=Rules(match_before_commit=False), plan=NETWORK, budget=200),
     Plant("several membership changes at once", "R4", rules=Rules(one_change_at_a_time=False), plan=CHANGES, budget=200),
-    Plant("votes counted without the voter", "R7", rules=Rules(voters_once=False), plan=NETWORK, budget=200),
+    Plant("votes counted without the voter", "R7", rules=Rules(voters_once=False), plan=DOUBLED, budget=60),
     Plant("the configured members count after a restart", "R13", rules=Rules(boot_from_log=False), plan=CHANGES, budget=200),
     Plant("refusals step back one by one", "R14", rules=Rules(jump_back=False), plan=NETWORK, budget=200),
     Plant("stale terms not answered", "R16", rules=Rules(answer_stale=False), plan=NETWORK, budget=200),
-    Plant("the leader counts what it has not synced", "R19", rules=Rules(count_self_synced=False), plan=CRASHES, budget=200),
-    Plant("commands end with their leader unanswered", "R12", switch=_replace(Proposals, "lost_leadership", _nothing), plan=NETWORK),
+    Plant("the leader counts what it has not synced", "R19", rules=Rules(count_self_synced=False), plan=ALONE, budget=60),
+    Plant("commands end with their leader unanswered", "R12", switch=_replace(Proposals, "lost_leadership", _nothing), plan=CUT_OFF),
     Plant("a minority is a majority", "Raft", switch=_replace(Configuration, "quorum", minority)),
     Plant("a vote for any log", "Raft", switch=_around(Engine, "_on_request_vote", _any_log_wins), plan=NETWORK, budget=200),
     Plant("older terms committed by count", "Raft", switch=_around(Engine, "_SyncObj__getEntries", _term_of_any), plan=NETWORK, budget=300),
