@@ -142,6 +142,10 @@ class MemoryDisk:
     def contents(self, path: Path) -> bytes:
         return bytes(self._names[path].data)
 
+    def files(self) -> dict[Path, bytes]:
+        """What reads see, of every file."""
+        return {path: bytes(inode.data) for path, inode in sorted(self._names.items())}
+
     def used_bytes(self) -> int:
         return sum(len(inode.data) for inode in {id(inode): inode for inode in self._names.values()}.values())
 
