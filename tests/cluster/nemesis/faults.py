@@ -25,6 +25,7 @@ from tests.cluster.nemesis.tools import HOUR_S, INJECTED, SYNC_CALL, ToolFailed,
 
 READY_S = 30.0  # from the start of a member to its readiness; not reaching it in time is no problem while other faults may still work
 LEADER_S = 10.0
+SYNC_S = 20.0  # to the next sync of a member, which may still be starting
 DEATH_S = 10.0  # from a failed sync to the end of the process, on a machine with others at work
 FILL_S = 60.0  # to use up what room a full disk leaves, up to two segments of 16 MiB; 5 s on two idle cores
 POLL_S = 0.05
@@ -185,23 +186,27 @@ class Faults:
     async def _failed_sync(self, step: Step, victim: str) -> str:
         """The member has to end, saying why, before it acknowledges anything that rests on that sync."""
         output = self._folder / f"failed-{len(self.events)}.strace"
-        server, deadline = self._members.servers[victim], time.monotonic() + DEATH_S + step.hold_s
+        server = self._members.servers[victim]
         process, before = server.process, len(server.text())
         assert process is not None
         async with tampered(process.pid, "error=EIO", output):
-            while process.poll() is None and time.monotonic() < deadline:
-                await asyncio.sleep(POLL_S)
-        failed = _lines(output, INJECTED)
-        if process.poll() is None:
-            if failed:
-                self.problems.append(f"{victim} went on {DEATH_S:.0f} s after a sync failed: {self._members.last_words(victim)}")
-            return f"{victim}, {failed} syncs failed and it is still there"
-        status, said = server.exited(), server.text()[before:]
-        if status == 0 or "sync" not in said:
-            self.problems.append(f"{victim} ended with {status} after a failed sync and did not say so: {said[-300:]}")
+            failed = await _until(SYNC_S, lambda: process.poll() is not None or _lines(output, INJECTED) > 0)
+            ended = failed and await _until(DEATH_S, lambda: process.poll() is not None)
+        if not failed:
+            raise ToolFailed(f"it made no sync in {SYNC_S:.0f} s")
+        if not ended:
+            self.problems.append(f"{victim} went on {DEATH_S:.0f} s after a sync failed: {self._members.last_words(victim)}")
+            self._members.kill(victim)
+            status = -9
+        else:
+            status = server.exited()
+            if status == 0 or "sync" not in server.text()[before:]:
+                self.problems.append(
+                    f"{victim} ended with {status} after a failed sync and did not say so: {self._members.last_words(victim)}"
+                )
         await asyncio.sleep(step.hold_s)
         self._members.start([victim])
-        return f"{victim} ended with {status} after {failed} failed syncs"
+        return f"{victim} ended with {status} after {_lines(output, INJECTED)} failed syncs"
 
     async def _clock(self, step: Step, victim: str) -> str:
         hours = 1 if step.draw < 0.5 else -1
@@ -240,6 +245,16 @@ class Faults:
 def _other(victim: str, draw: float) -> str:
     others = [zone for zone in ZONES if zone != victim]
     return others[int(draw * 10_000) % len(others)]
+
+
+async def _until(bound_s: float, holds: Callable[[], bool]) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + bound_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from tests.cluster.nemesis.tools import clock_shim, unable_to_trace
 from tests.cluster.nemesis.verdict import judge, longest_gaps, missing_writes
 
 START_S = 30.0
-CONVERGE_S = 60.0
+CONVERGE_S = 40.0
 HEALED_S = 1.0  # clients go on for a moment after the last fault, so that they meet the healed cluster
 MAX_TOLD = 30  # violations
 INSIDE = "--inside-namespaces"  # given to the run by itself only
