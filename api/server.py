@@ -26,6 +26,7 @@ from raftmeta.core.errors import RaftmetaError
 log = structlog.get_logger(__name__)
 
 BACKLOG = 1_024
+TURN_AWAY_S = 0.05  # between two looks for connections that were made after the server was asked to end
 
 
 class Listen(msgspec.Struct, frozen=True):
@@ -75,9 +76,17 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
+        self._helping.append(asyncio.ensure_future(self._turn_away()))
         await super().shutdown(sockets)
         for task in self._helping:
             task.cancel()
+
+    async def _turn_away(self) -> None:
+        """uvicorn asks those to end that are there at one moment; one whose handshake was under way would be served until the grace is over."""
+        while True:
+            await asyncio.sleep(TURN_AWAY_S)
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
