@@ -73,12 +73,14 @@ class Namespaces:
         self.options = InitOptions(hosts=tuple(address(zone) for zone in ZONES))
         self.unable: dict[Kind, str] = {}
         self._cuts: list[tuple[str, str]] = []
+        self._disks: list[Path] = []
         self._rough = False
 
     async def open(self, made: InitResult, pids: Callable[[], Mapping[str, int]]) -> None:
         self.join()
         for zone, file in zip(ZONES, made.servers, strict=True):
             _small_disk(file.parent / "data", f"nemesis-{zone}")
+            self._disks.append(file.parent / "data")
         self.unable |= self._without_netem()
 
     def join(self) -> None:
@@ -111,7 +113,9 @@ class Namespaces:
                 run("tc", "qdisc", "del", "dev", f"to-{zone}", "root")
 
     async def close(self) -> None:
-        """The namespaces end with this process."""
+        """The namespaces end with this process; the disks go now, so that the folder that they stand in can be removed."""
+        for disk in self._disks:
+            run("umount", "--lazy", str(disk))
 
     def _join(self, zone: str) -> None:
         number = ZONES.index(zone)
