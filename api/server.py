@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
             task.cancel()
 
     async def _turn_away(self) -> None:
-        """uvicorn asks those to end that are there at one moment; one whose handshake was under way would be served until the grace is over."""
+        """uvicorn asks those to end that are there at one moment. One whose handshake is under way would be served until the grace ends."""
         while True:
             await asyncio.sleep(TURN_AWAY_S)
             for connection in list(self.server_state.connections):
