@@ -19,7 +19,7 @@ from tests.support.operations import Operation, by_key, refuse_malformed, say, s
 
 __all__ = ["MAX_STATES", "Operation", "SearchTooLarge", "by_revision", "search"]
 
-MAX_STATES = 100_000  # of one call of `search`
+MAX_STATES = 100_000  # of one call of `search`: half a minute at worst on a busy processor
 _COMPARED = 64  # states that a new one is compared with; more would find little more and cost the square of their number
 
 _INVOKED, _RETURNED = range(2)  # of events at the same instant, in this order
@@ -30,7 +30,7 @@ class SearchTooLarge(Exception):
 
 
 def search(history: Sequence[Operation], max_states: int = MAX_STATES) -> str:
-    """Empty, or the operations that contradict each other, as few as are needed to see it."""
+    """Empty, or the operations of one key that contradict each other, as few as are needed to see it."""
     refuse_malformed(history)
     budget = _Budget(max_states)
     for operations in by_key(history).values():
@@ -44,8 +44,8 @@ def search(history: Sequence[Operation], max_states: int = MAX_STATES) -> str:
 # when one returns that needs it (just in time), and a state that was seen is not gone through again. For registers more is known, and
 # without it a few seconds in which nobody is answered make 2^n states:
 # - a read that fits the value is placed at once, since it changes nothing;
-# - a write that no read sees can be placed just before any other one; so none in progress is owed any more once another is placed, and only
-#   those are tried whose value a read in progress waits for, and the one that returns;
+# - a write that no read sees can be placed just before any other one ("covered"); so no write in progress is owed any more once another is
+#   placed, and only those are tried whose value a read in progress waits for, and the one that returns;
 # - of writes with one value the one that returns first is tried, since the others can do later whatever it can;
 # - a write that only reads in progress see fits in with them just before any other one.
 
@@ -123,10 +123,10 @@ class _Walk:
             states = self._place_by_now(bit, operation)
             if not states:
                 return operation
-            left = _Reached()
+            after = _Reached()
             for state in states:
-                left.add(state.without(bit))
-            self._states = left.states()
+                after.add(state.without(bit))
+            self._states = after.states()
             self._writes.pop(bit, None)
             self._reads.pop(bit, None)
         return None
