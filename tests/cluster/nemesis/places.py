@@ -7,8 +7,11 @@ cuts a direction with a blackhole rule. Everything that it makes is gone with it
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -17,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from raftmeta.cli.init import InitOptions, InitResult, free_ports
+from raftmeta.cli.init import LOCAL_HOST, PEER_OFFSET, InitOptions, InitResult
 from tests.cluster.nemesis.plan import Kind
 from tests.support.link_proxy import LinkProxy
 
@@ -25,6 +28,7 @@ ZONES = ("a", "b", "c")
 DISK_MB = 192  # of a member's tmpfs: six segments of 16 MiB, two snapshots, and half as much again
 NETWORK = "198.18"  # set aside for tests between networks (RFC 2544); exists inside the namespaces only
 CUT_PRIORITY = 100
+LISTEN_OFFSET = 200  # of the ports that only the proxy knows, above those of the API
 COMMAND_S = 20.0
 LEASH = ("setpriv", "--pdeathsig", "KILL")  # a process that ends with the one that started it
 
@@ -149,10 +153,11 @@ class Loopback:
     name = "a link proxy on loopback"
 
     def __init__(self, seed: int) -> None:
-        self.options = InitOptions(base_port=0)
+        base = _free_base()
+        self.options = InitOptions(base_port=base)
         self.unable = {Kind.FULL_DISK: "a small tmpfs needs a mount namespace, and this place does without privileges"}
         self._random = Random(f"links {seed}")
-        self._listen = dict(zip(ZONES, free_ports(len(ZONES)), strict=True))
+        self._listen = {zone: base + LISTEN_OFFSET + number for number, zone in enumerate(ZONES)}
         self.proxy: LinkProxy | None = None
 
     async def open(self, made: InitResult, pids: Callable[[], Mapping[str, int]]) -> None:
@@ -186,6 +191,18 @@ def run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[:300]}")
+
+
+def _free_base() -> int:
+    """A port from which on those of a cluster are free, below the range from which the kernel takes ports for outgoing connections."""
+    for _ in range(100):
+        base = 10_000 + secrets.randbelow(20_000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for offset in (0, PEER_OFFSET, LISTEN_OFFSET):
+                for number in range(len(ZONES)):
+                    held.enter_context(socket.create_server((LOCAL_HOST, base + offset + number)))
+            return base
+    raise OSError(f"no {3 * len(ZONES)} free ports between 10000 and 30000 on {LOCAL_HOST}")
 
 
 def address(zone: str) -> str:
