@@ -54,7 +54,7 @@ def find(plant: Plant, first: int = 1, budget: int = 0) -> Found:
     """Run seeds from `first` on until something breaks."""
     budget = budget or plant.budget
     for seed in range(first, first + budget):
-        fields = {"members": 5 if seed % 4 == 0 else 3, "rules": plant.rules, "stormy_s": 20.0, "calm_s": 14.0, "rate": 10.0, **plant.plan}
+        fields = {"members": 5 if seed % 4 == 0 else 3, "rules": plant.rules, "stormy_s": 20.0, "calm_s": 18.0, "rate": 10.0, **plant.plan}
         with plant.switch():
             try:
                 Cluster(Plan(seed, **fields)).run()

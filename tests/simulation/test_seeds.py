@@ -12,12 +12,13 @@ from tests.simulation.cluster import Cluster, Plan
 
 SEEDS = 200
 PARTS = 20
+CALM_S = 18.0  # a leader compares states every ten seconds, and who is set aside then has to catch up
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_invariant_breaks_under_faults(part: int) -> None:
     for seed in range(1 + part * SEEDS // PARTS, 1 + (part + 1) * SEEDS // PARTS):
-        report = Cluster(Plan(seed, members=5 if seed % 4 == 0 else 3, stormy_s=10.0, calm_s=12.0)).run()
+        report = Cluster(Plan(seed, members=5 if seed % 4 == 0 else 3, stormy_s=8.0, calm_s=CALM_S)).run()
         assert report.acknowledged > 0, seed
         assert report.leader_changes > 0, seed
 

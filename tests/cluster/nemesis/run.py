@@ -77,7 +77,12 @@ def main(arguments: Sequence[str]) -> int:
 def _wait(command: Sequence[str]) -> int:
     """The exit status of the run inside. `unshare` blocks SIGTERM, so this process takes it; Ctrl-C reaches the run by itself."""
     process = subprocess.Popen(command)
-    signal.signal(signal.SIGTERM, lambda number, frame: process.kill())
+
+    def end(number: int, frame: object) -> None:
+        print("ended by SIGTERM", flush=True)
+        process.kill()
+
+    signal.signal(signal.SIGTERM, end)
     while True:
         try:
             status = process.wait()
@@ -215,4 +220,5 @@ def _kinds(text: str) -> tuple[Kind, ...]:
 
 
 def _interrupted(number: int, frame: object) -> None:
+    print("ended by SIGTERM", flush=True)
     raise SystemExit(128 + number)
