@@ -81,10 +81,13 @@ class Service:
         """An idempotency key for a caller without one. Its time is never behind the cluster's, which would make it an expired one."""
         return f"{max(self._now_ms(), self.member.state.cluster_ms):013d}-{secrets.token_hex(8)}"
 
-    async def view(self, call: Call) -> State:
-        """The state to answer a read from. Raises RaftmetaError stale, revision_not_reached, no_leader or no_quorum."""
+    async def view(self, call: Call, of_itself: bool = False) -> State:
+        """The state to answer a read from. Raises RaftmetaError starting, stale, revision_not_reached, no_leader or no_quorum.
+
+        A member that has not caught up answers nothing of the cluster; of_itself, it still says how far it is to who asks for stale.
+        """
         member, query = self.member, call.query
-        if member.unsound:
+        if member.unsound and not (of_itself and query.stale):
             raise RaftmetaError("starting", member.unsound)
         if query.stale:
             call.staleness_ms = member.log.staleness_ms()

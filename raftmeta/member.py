@@ -38,6 +38,7 @@ from raftmeta.watch import WatchHub, WatchLimits
 
 STALLED_S = 2.0  # a step of the log's thread that takes longer shows in readiness: most likely the disk
 MAX_ALARMS = 100
+NO_CLUSTER = "this data directory belongs to no cluster; it waits until a leader adds this member"
 SNAPSHOT_PAUSE_S = (
     0.001  # after each chunk, which takes about as long to encode: a commit then waits for one chunk, not for the next switch
 )
@@ -114,7 +115,7 @@ class Member:
         self._controller.start()
         configuration = self._replica.engine.configuration
         if not configuration.members and self._kept is None:
-            _log.warning("no_cluster_yet", hint="this data directory belongs to no cluster; it waits until a leader adds this member")
+            _log.warning("no_cluster_yet", hint=NO_CLUSTER)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -163,6 +164,8 @@ class Member:
         """Why nothing may be read here now, "" when it may: this member began with nothing and has not caught up."""
         if not self._replica.engine.joining:
             return ""
+        if self._kept is None and not self._replica.engine.configuration.members:
+            return NO_CLUSTER
         because = f", because it was set aside: {self._kept.detail}" if self._kept is not None else ""
         return f"this member has not caught up with the others yet{because}"
 

@@ -16,8 +16,9 @@ from raftmeta.core.errors import RaftmetaError
 
 
 async def get_cluster(service: Service, call: Call) -> Reply:
-    state = await service.view(call)
+    state = await service.view(call, of_itself=True)
     value = msgspec.structs.asdict(service.member.log.status())
+    value["caught_up"] = not service.member.unsound
     value["generation"] = state.generation
     value["feature_level"] = state.feature_level
     value["state_hash"] = state.state_hash.hex()

@@ -82,6 +82,7 @@ Cluster = msgspec.defstruct(
     "Cluster",
     [
         *((field.encode_name, field.type) for field in msgspec.structs.fields(LogStatus)),
+        ("caught_up", bool),  # False: what this member has applied may be behind what was acknowledged, so it answers nothing else
         ("generation", int),
         ("feature_level", int),
         ("state_hash", str),

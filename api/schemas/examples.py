@@ -177,6 +177,7 @@ CLUSTER = {
     "snapshot_index": 0,
     "sync_ms": 0.41,
     "fault": "",
+    "caught_up": True,
     "generation": 1,
     "feature_level": 1,
     "state_hash": _STATE,

@@ -55,6 +55,8 @@ def summary(seen: dict[str, Any]) -> list[str]:
         f"state hash {seen['state_hash']}",
         f"journal {output.size(seen['journal_bytes'])}, last sync {seen['sync_ms']:.2f} ms",
     ]
+    if not seen.get("caught_up", True):
+        lines.append("this member has not caught up with the others yet")
     if seen.get("fault"):
         lines.append(f"fault: {output.printable(seen['fault'])}")
     return lines

@@ -74,8 +74,11 @@ def test_an_empty_data_directory_never_forms_a_cluster_by_itself(tmp_path: Path)
         for _ in range(3):
             status = _cluster_status(cluster)
             assert status["members"] == [] and status["term"] == 0 and status["role"] == "follower"
+            assert status["caught_up"] is False
         refused = cluster.publish("a", "v1")
-        assert refused.status_code == 503 and refused.json()["code"] == "no_leader"
+        assert refused.status_code == 503 and refused.json()["code"] == "starting"
+        assert "belongs to no cluster" in refused.json()["detail"]
+        assert cluster.get("a", "/v1/models?consistency=stale").json()["code"] == "starting"
         assert "no_cluster_yet" in server.text()
     finally:
         server.kill()
