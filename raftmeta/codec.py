@@ -54,18 +54,34 @@ class Header(Record, frozen=True):
     scalars: st.Scalars
 
 
+class StateDamaged(RaftmetaError):
+    """The records in memory are not those that the state hash was made of: memory or code is at fault."""
+
+    def __init__(self, revision: int, found: bytes, expected: bytes) -> None:
+        super().__init__(
+            "integrity", f"the records of revision {revision} have the state hash {found.hex()}, the state says {expected.hex()}"
+        )
+
+
 def snapshot_chunks(state: State) -> Iterator[bytes]:
-    """The snapshot in pieces of CHUNK_BYTES, the last one shorter. Where it is cut says nothing."""
+    """The snapshot in pieces of CHUNK_BYTES, the last one shorter. Where it is cut says nothing.
+
+    The hash is made anew from the records on the way. Raises StateDamaged instead of the last piece when it is not the state's.
+    """
     buffer = bytearray(MAGIC)
-    count = 0
-    for kind, payload in _frames(state):
+    count, total = 0, st.leaf(st.SCALARS, "", encode_record(state.scalars))
+    for kind, payload, leaf in _frames(state):
         count += 1
+        total += leaf
         buffer += _FRAME.pack(kind, len(payload))
         buffer += payload
         while len(buffer) >= CHUNK_BYTES:
             yield bytes(buffer[:CHUNK_BYTES])
             del buffer[:CHUNK_BYTES]
-    buffer += _FRAME.pack(END, _END.size) + _END.pack(state.state_hash, count)
+    found, expected = (total & st.MODULUS_MASK).to_bytes(32, "big"), state.state_hash
+    if found != expected:
+        raise StateDamaged(state.revision, found, expected)
+    buffer += _FRAME.pack(END, _END.size) + _END.pack(found, count)
     yield bytes(buffer)
 
 
@@ -77,22 +93,36 @@ def restore(chunks: Iterable[bytes]) -> State:
     return builder.finish()
 
 
-def _frames(state: State) -> Iterator[tuple[int, bytes]]:
-    yield HEADER, encode_record(Header(FORMAT, st.HASH_SCHEMA, state.scalars))
+def _frames(state: State) -> Iterator[tuple[int, bytes, int]]:
+    """Kind, payload, and what the frame adds to the hash."""
+    yield HEADER, encode_record(Header(FORMAT, st.HASH_SCHEMA, state.scalars)), 0
     for name in state.model_names:
-        yield MODEL, encode_record(state.models[name])
-        for _, label, manifest in state.versions_of(name):
-            yield VERSION, encode_record(state.versions[version_key(name, label)])
-            yield MANIFEST, manifest
+        yield from _model_frames(state, name)
     for name in state.deployment_names:
-        yield DEPLOYMENT, encode_record(state.deployments[name])
+        yield _record_frame(DEPLOYMENT, st.DEPLOYMENT, name, state.deployments[name])
         for rollout_id in state.history.get(name) or ():
-            yield ROLLOUT, encode_record(state.rollouts[rollout_id])
+            yield _record_frame(ROLLOUT, st.ROLLOUT, rollout_id, state.rollouts[rollout_id])
         verdict = state.verdicts.get(name)
         if verdict is not None:
-            yield VERDICT, encode_record(verdict)
+            yield _record_frame(VERDICT, st.VERDICT, name, verdict)
     for request_id, record in state.outcomes.items():
-        yield OUTCOME, bytes((len(request_id),)) + request_id.encode() + record
+        yield OUTCOME, bytes((len(request_id),)) + request_id.encode() + record, st.leaf(st.OUTCOME, request_id, record)
+
+
+def _model_frames(state: State, name: str) -> Iterator[tuple[int, bytes, int]]:
+    model, versions = state.models[name], state.versions_of(name)
+    gap = model.last_number - (versions.last[0] if len(versions) else 0)
+    yield MODEL, encode_record(model), st.model_leaf(model, gap, model.version_count - len(versions))
+    for _, label, manifest in versions:
+        key = version_key(name, label)
+        payload = encode_record(state.versions[key])
+        yield VERSION, payload, st.leaf(st.VERSION, key, payload + hashlib.sha256(manifest).digest())
+        yield MANIFEST, manifest, 0
+
+
+def _record_frame(kind: int, hashed_as: bytes, key: str, record: Record) -> tuple[int, bytes, int]:
+    payload = encode_record(record)
+    return kind, payload, st.leaf(hashed_as, key, payload)
 
 
 def _read_frames(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:

@@ -21,17 +21,20 @@ from raftmeta.log.faults import SnapshotCorrupt
 from raftmeta.log.journal import Journal
 from raftmeta.log.messages import MAX_CHUNK_BYTES, SnapshotChunk, SnapshotReply
 from raftmeta.log.progress import Progress, SendState
+from raftmeta.log.quarantine import Quarantined
 from raftmeta.log.snapshots import FREE_MARGIN_BYTES, Incoming, SnapshotGone, SnapshotMeta, SnapshotStore
 from raftmeta.log.spares import Handle, Worker
 
 LOOK_EVERY = 64  # applied entries between two looks at the free space
 SHORT_BYTES = 4 << 10  # a journal without room for this is short of room (D4)
+WORTH_BYTES = 32 << 20  # of a journal that takes half a second to apply again; a start should not have to apply much more
 
 
 class ExchangeSettings(msgspec.Struct, frozen=True):
     entries: int = 20_000  # applied entries after which a snapshot is taken
-    journal_bytes: int = 256 << 20  # or when the journal has grown by this
+    journal_bytes: int = 256 << 20  # or when the journal has grown by this, or by as much as it costs less to write the state anew
     keep_entries: int = 5_000  # entries below the snapshot that stay for slow followers
+    keep_bytes: int = 64 << 20  # and how much of them at most, by whole segments
     keep_files: int = 2
 
 
@@ -51,7 +54,7 @@ class SnapshotExchange:
         self._job: Handle[SnapshotMeta] | None = None
         self._incoming: Incoming | None = None
         self._wanted = False  # a follower needs one and there is none
-        self._bytes_at_last = journal.bytes
+        self._bytes_at_last = 0  # size of the journal when the newest snapshot was made
         self._looked_at = 0
         self._low = False  # another snapshot of this size would hardly fit: better take one while it does
         self._not_before = 0  # applied index before which no new attempt is made, after the disk was full
@@ -65,16 +68,17 @@ class SnapshotExchange:
 
     def recovered(self, meta: SnapshotMeta | None) -> None:
         self._latest = meta
+        self._bytes_at_last = self._journal.bytes - self._journal.bytes_after(self.index)
 
     def poll(self, engine: Engine, state: State) -> None:
-        """Take a snapshot when one is due; finish one that is done. Raises what the worker met."""
+        """Take a snapshot when one is due; finish one that is done. Raises what the worker met, Quarantined among it."""
         if self._job is not None:
             if self._job.done():
                 job, self._job = self._job, None
                 self._finish(job, engine)
             return
         short = self._is_short(engine.applied_index, state.size_bytes)
-        due = engine.applied_index >= self._not_before and (short or self._wanted or self._due(engine))
+        due = engine.applied_index >= self._not_before and (short or self._wanted or self._due(engine, state.size_bytes))
         if due and engine.applied_index > self.index:
             self._wanted = False
             index, configuration = engine.applied_index, cfg.encode(engine.configuration_at(engine.applied_index))
@@ -90,8 +94,14 @@ class SnapshotExchange:
             self.trouble, self._lacking, self._not_before = "", 0, 0
 
     def _write(self, index: int, term: int, configuration: bytes, state: State) -> SnapshotMeta:
-        """In the worker. Older files go here too: to unlink a large one takes longer than a commit may wait."""
-        meta = self._store.write(index, term, configuration, codec.snapshot_chunks(state), self._pause)
+        """In the worker. Older files go here too: to unlink a large one takes longer than a commit may wait.
+
+        Raises Quarantined when the records do not have the state's hash: what is on the disk is sound, and the member begins again from it.
+        """
+        try:
+            meta = self._store.write(index, term, configuration, codec.snapshot_chunks(state), self._pause)
+        except codec.StateDamaged as damage:
+            raise Quarantined(damage.detail) from damage
         self._store.prune(self._settings.keep_files)
         return meta
 
@@ -102,9 +112,10 @@ class SnapshotExchange:
             self._low = self._store.free_bytes() < 2 * state_bytes
         return self._low or not self._journal.has_room(SHORT_BYTES)
 
-    def _due(self, engine: Engine) -> bool:
-        grown = self._journal.bytes - self._bytes_at_last >= self._settings.journal_bytes
-        return grown or engine.applied_index - self.index >= self._settings.entries
+    def _due(self, engine: Engine, state_bytes: int) -> bool:
+        grown = self._journal.bytes - self._bytes_at_last
+        limit = min(self._settings.journal_bytes, max(WORTH_BYTES, state_bytes // 2))
+        return grown >= limit or engine.applied_index - self.index >= self._settings.entries
 
     def _finish(self, job: Handle[SnapshotMeta], engine: Engine) -> None:
         try:
@@ -118,7 +129,8 @@ class SnapshotExchange:
             return  # a newer one was installed meanwhile
         self._latest = meta
         short = self._low or not self._journal.has_room(SHORT_BYTES)
-        self._journal.compact_through(meta.index - (0 if short else self._settings.keep_entries))
+        kept_from = max(meta.index - self._settings.keep_entries, self._journal.segment_end_before(self._settings.keep_bytes))
+        self._journal.compact_through(meta.index if short else min(meta.index, kept_from))
         if short:  # not again for every entry, should it have freed too little
             self._not_before = engine.applied_index + max(1, self._settings.entries // 10)
         self._bytes_at_last = self._journal.bytes
@@ -172,11 +184,10 @@ class SnapshotExchange:
         if incoming.offset < incoming.size_bytes:
             return self._reply(chunk, engine, incoming.offset, False), None
         self._incoming = None
-        restored: list[State] = []
-        meta = incoming.finish(lambda chunks: restored.append(codec.restore(chunks)))
-        if meta is None:  # the digest is wrong, or the sender's state is not sound: start over
+        found = incoming.finish(codec.restore)
+        if found is None:  # the digest is wrong, or the sender's state is not sound: start over
             return self._reply(chunk, engine, 0, False), None
-        (state,) = restored
+        meta, state = found
         self._latest = meta
         self._bytes_at_last = self._journal.bytes
         return self._reply(chunk, engine, meta.size_bytes, True), Installed(meta, state, cfg.decode(meta.config))

@@ -35,7 +35,7 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class Quarantined(Exception):
-    """The log ends here; the member opens its directory again, which sets it aside."""
+    """The log ends here; the member opens its directory again, which sets aside what is marked and helps where only memory is wrong."""
 
 
 def mark(disk: Disk, data_dir: Path, why: Quarantine) -> None:
