@@ -118,7 +118,7 @@ class Limits(_Table):
     event_bytes: int = Field(default=64 << 20, ge=1 << 20, le=4 << 30, description="bytes of those events; whichever bound is met first")
     segment_bytes: int = Field(default=64 << 20, ge=16 << 20, le=1 << 30, description="bytes of one journal segment; at least two entries")
     snapshot_journal_bytes: int = Field(
-        default=256 << 20, ge=32 << 20, le=1 << 40, description="journal bytes after which a snapshot is taken"
+        default=256 << 20, ge=32 << 20, le=1 << 40, description="journal bytes after which a snapshot is taken at the latest"
     )
 
 

@@ -17,7 +17,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import LOCK_NAME, Disk, read_file, write_file
 from raftmeta.log import joining
 from raftmeta.log import marker as markers
-from raftmeta.log.boot import Recovered, recover
+from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.clock import check_clock
 from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.engine import library_clock
@@ -62,11 +62,12 @@ def open_parts(config: ServerConfig, disk: Disk) -> Parts:
         marker = _development_marker(config, disk, identity)
     segment_worker = ThreadPoolExecutor(1, "raftmeta-segments")
     store = SnapshotStore(disk, config.data_dir / "snapshots")
-    tuning = Tuning(cluster_id=identity.cluster_id, worker=segment_worker, accept=store.latest)
+    snapshots = StateLoader(store)
+    tuning = Tuning(cluster_id=identity.cluster_id, worker=segment_worker, accept=snapshots.check)
 
     def recover_from(journal: Journal, joins: bool) -> Recovered:
         first = markers.read_marker(disk, config.data_dir)
-        return recover(journal, store, first.configuration if first else None, joining=joins)
+        return recover(journal, snapshots, first.configuration if first else None, joining=joins)
 
     openers = Openers(
         lambda: Journal.open(disk, config.data_dir / "journal", segment_bytes=config.limits.segment_bytes, tuning=tuning),

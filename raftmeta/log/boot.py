@@ -25,18 +25,35 @@ class Recovered(msgspec.Struct, frozen=True):
     snapshot: SnapshotMeta | None
 
 
+class StateLoader:
+    """Reads the newest sound snapshot once, for two who ask: the journal, whether it goes on from there, and then the recovery."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._loaded: tuple[int, tuple[SnapshotMeta, State] | None] | None = None
+
+    def check(self, first_index: int) -> None:
+        """Raises RaftmetaError integrity when a journal that begins there does not go on from what the snapshots hold."""
+        self._loaded = first_index, self._store.load(first_index, codec.restore)
+
+    def take(self, first_index: int) -> tuple[SnapshotMeta, State] | None:
+        """What was found for that journal a moment ago, else what is there now."""
+        loaded, self._loaded = self._loaded, None
+        return loaded[1] if loaded is not None and loaded[0] == first_index else self._store.load(first_index, codec.restore)
+
+
 def recover(
-    journal: Journal, store: SnapshotStore, marker: Configuration | None, *, joining: bool = False, boot_from_log: bool = True
+    journal: Journal, snapshots: StateLoader, marker: Configuration | None, *, joining: bool = False, boot_from_log: bool = True
 ) -> Recovered:
     """Reconcile journal and snapshot by (index, term). Raises RaftmetaError integrity when they leave a gap or cannot be read.
 
     `marker` is what `init` wrote for the first start; it counts only while neither journal nor snapshot names a configuration. Without
     any of the three the member belongs to no cluster yet: it waits to be told and never stands for election.
     """
-    meta = store.latest(journal.first_index)
+    found, meta = snapshots.take(journal.first_index), None
     state, base = State.empty(), (0, Configuration())
-    if meta is not None:
-        state = codec.restore(store.open_chunks(meta))
+    if found is not None:
+        meta, state = found
         base = (meta.index, _configuration(meta.config, f"snapshot {meta.index}"))
         if journal.last_index < meta.index or journal.term_at(meta.index) not in (None, meta.term):
             journal.reset(meta.index, meta.term)  # the crash came between the snapshot and the reset of the journal

@@ -176,6 +176,24 @@ class Journal:
         """Size of headers and synced records; files are longer, each has its full segment allocated."""
         return sum(segment.end.offset for segment in self._segments)
 
+    def bytes_after(self, index: int) -> int:
+        """About how much of `bytes` holds records behind `index`: exact but for the segment in which it lies."""
+        total = 0
+        for segment in self._segments:
+            records = segment.last_index - segment.first_index + 1
+            behind = min(max(segment.last_index - index, 0), records)
+            total += segment.end.offset * behind // records if records else 0
+        return total
+
+    def segment_end_before(self, n_bytes: int) -> int:
+        """Last index of the newest segment behind which at least `n_bytes` lie; the index before the first record when there is none."""
+        behind = 0
+        for segment in reversed(self._segments):
+            if behind >= n_bytes:
+                return segment.last_index
+            behind += segment.end.offset
+        return self.first_index - 1
+
     def term_at(self, index: int) -> int | None:
         """Term of a record or of the one just before the first, None outside."""
         if not self.first_index - 1 <= index <= self.last_index:

@@ -12,9 +12,11 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, File
 from raftmeta.log.faults import SnapshotCorrupt
 
@@ -30,6 +32,8 @@ _CHUNK = struct.Struct("<I32s")
 _END = struct.Struct("<IQQ")
 _TRAILER = struct.Struct("<8sQ32s")
 _DIGEST_BYTES = 32
+
+T = TypeVar("T")
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True):
@@ -76,28 +80,35 @@ def write_trailer(disk: Disk, file: File, meta: SnapshotMeta) -> None:
 
 def verify(disk: Disk, path: Path) -> SnapshotMeta:
     """Read the whole file and check every digest. Raises SnapshotCorrupt."""
+    return read(disk, path, lambda chunks: None)[0]
+
+
+def read(disk: Disk, path: Path, build: Callable[[Iterator[bytes]], T]) -> tuple[SnapshotMeta, T]:
+    """Check every digest, and what `build` made of the data of the chunks on the way, which need not take them all.
+
+    Raises SnapshotCorrupt; what `build` raises only for a file that is whole.
+    """
     file = disk.open(path)
     try:
         reader = _Reader(disk, file, path)
         index, term, config = reader.head()
-        for _ in reader.chunks():
+        chunks = reader.chunks()
+        refused: RaftmetaError | None = None
+        try:
+            built = build(chunks)
+        except SnapshotCorrupt:
+            raise
+        except RaftmetaError as fault:
+            refused = fault
+        for _ in chunks:
             pass
         digest, size = reader.whole.digest(), reader.offset
         found = disk.pread(file, _TRAILER.size + 1, size)
         if found != _TRAILER.pack(_END_MAGIC, size, digest):
             raise SnapshotCorrupt(path, f"a trailer for {size} bytes with SHA-256 {digest.hex()}", found.hex() or "the end of the file")
-        return SnapshotMeta(index, term, config, size, digest)
-    finally:
-        disk.close(file)
-
-
-def read_chunks(disk: Disk, path: Path) -> Iterator[bytes]:
-    """The data of each chunk, its digest checked before it is handed out. Raises SnapshotCorrupt."""
-    file = disk.open(path)
-    try:
-        reader = _Reader(disk, file, path)
-        reader.head()
-        yield from reader.chunks()
+        if refused is not None:
+            raise refused
+        return SnapshotMeta(index, term, config, size, digest), built
     finally:
         disk.close(file)
 

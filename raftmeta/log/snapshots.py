@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, DiskFull, File
@@ -24,6 +25,8 @@ FREE_MARGIN_BYTES = 1 << 20  # left free beside an incoming snapshot: trailer, d
 
 _NAME = re.compile(r"snapshot-(\d{20})-(\d{20})\Z")
 _WRITING, _INCOMING = "writing-", "incoming-"
+
+T = TypeVar("T")
 
 
 class SnapshotGone(RaftmetaError):
@@ -65,21 +68,25 @@ class SnapshotStore:
         return meta
 
     def latest(self, journal_first_index: int | None = None) -> SnapshotMeta | None:
-        """The newest snapshot that verifies, None when there is none and none is needed.
+        """The newest snapshot that verifies; see `load`."""
+        found = self.load(journal_first_index, lambda chunks: None)
+        return None if found is None else found[0]
+
+    def load(self, journal_first_index: int | None, build: Callable[[Iterator[bytes]], T]) -> tuple[SnapshotMeta, T] | None:
+        """The newest snapshot that verifies with what `build` makes of its chunks; None when there is none and none is needed.
 
         Raises SnapshotCorrupt when the journal, which begins at `journal_first_index`, does not continue it; and for any damaged newer one
-        when the caller does not say where its journal begins.
+        when the caller does not say where its journal begins. What `build` raises of a sound file goes to the caller.
         """
         damaged: list[SnapshotCorrupt] = []
         found = None
         for index, term in self._positions():
-            path = self._path(index, term)
             try:
-                found = self._verify(path, index, term)
+                found = self._read(self._path(index, term), (index, term), build)
                 break
             except SnapshotCorrupt as fault:
                 damaged.append(fault)
-        reach = found.index if found else 0
+        reach = found[0].index if found else 0
         if damaged and (journal_first_index is None or journal_first_index > reach + 1):
             raise damaged[0]
         if journal_first_index is not None and journal_first_index > reach + 1:
@@ -94,11 +101,6 @@ class SnapshotStore:
             return self._disk.pread(file, max(0, min(size, meta.size_bytes - offset)), offset)
         finally:
             self._disk.close(file)
-
-    def open_chunks(self, meta: SnapshotMeta) -> Iterator[bytes]:
-        """The chunks as they were written, each checked. Raises SnapshotCorrupt, SnapshotGone."""
-        self._disk.close(self._open(meta))
-        return snapshot_file.read_chunks(self._disk, self._path(meta.index, meta.term))
 
     def receive(self, index: int, term: int, size_bytes: int, sha256: bytes) -> Incoming:
         """Begin an incoming snapshot, or go on with the one of this identity where it stopped. Drops any other. Raises DiskFull."""
@@ -146,11 +148,11 @@ class SnapshotStore:
             raise SnapshotGone(meta)
         return self._disk.open(path)
 
-    def _verify(self, path: Path, index: int, term: int) -> SnapshotMeta:
-        meta = snapshot_file.verify(self._disk, path)
-        if (meta.index, meta.term) != (index, term):
-            raise SnapshotCorrupt(path, f"index {index}, term {term}", f"index {meta.index}, term {meta.term}")
-        return meta
+    def _read(self, path: Path, position: tuple[int, int], build: Callable[[Iterator[bytes]], T]) -> tuple[SnapshotMeta, T]:
+        meta, built = snapshot_file.read(self._disk, path, build)
+        if (meta.index, meta.term) != position:
+            raise SnapshotCorrupt(path, f"index {position[0]}, term {position[1]}", f"index {meta.index}, term {meta.term}")
+        return meta, built
 
     def _publish(self, temporary: Path, meta: SnapshotMeta) -> None:
         self._disk.rename(temporary, self._path(meta.index, meta.term))
@@ -182,11 +184,11 @@ class Incoming:
         self.offset += len(data)
         return True
 
-    def finish(self, accept: Callable[[Iterator[bytes]], None] = lambda chunks: None) -> SnapshotMeta | None:
+    def finish(self, build: Callable[[Iterator[bytes]], T]) -> tuple[SnapshotMeta, T] | None:
         """Verify the whole and publish it. None when it is not what was announced: it is gone then and the transfer starts over.
 
-        `accept` gets the chunks before anything is published, and raises RaftmetaError `integrity` when they are no sound state. Reads the
-        file once more from start to end; for a large one, run it in a worker.
+        `build` gets the chunks before anything is published, and raises RaftmetaError `integrity` when they are no sound state. Reads the
+        file once from start to end; for a large one, run it in a worker.
         """
         if self._file is None or self.offset != self.size_bytes:
             raise ValueError(f"snapshot {self.index}: {self.offset} of {self.size_bytes} bytes are here")
@@ -195,15 +197,14 @@ class Incoming:
         path = self._file.path
         self.close()
         try:
-            meta = self._store._verify(path, self.index, self.term)
-            accept(snapshot_file.read_chunks(self._disk, path))
+            found = self._store._read(path, (self.index, self.term), build)
         except RaftmetaError as fault:
             if fault.code != "integrity":
                 raise
             self._disk.unlink(path)
             return None
-        self._store._publish(path, meta)
-        return meta
+        self._store._publish(path, found[0])
+        return found
 
     def discard(self) -> None:
         """Give the transfer up and remove what is here."""

@@ -11,7 +11,7 @@ from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DiskFailed, DiskFull
 from raftmeta.log import joining, quarantine
-from raftmeta.log.boot import Recovered, recover
+from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.guard import Rules
@@ -80,7 +80,7 @@ class SimMember:
         self.inbox = []
         try:
             store = SnapshotStore(self.disk, DIRECTORY / "snapshots")
-            openers = Openers(self._open_journal, lambda journal, joins: self._recover(journal, store, joins))
+            openers = Openers(self._open_journal, lambda journal, joins: self._recover(journal, StateLoader(store), joins))
             self.journal, recovered = open_log(self.disk, DIRECTORY, openers, has_marker=self._marker is not None, has_peers=True)
             exchange = SnapshotExchange(store, InlineWorker(), self.journal, self._world.exchange_settings)
             setup = ReplicaSetup(
@@ -112,11 +112,11 @@ class SimMember:
         tuning = Tuning(cluster_id=CLUSTER_ID, tail_bytes=world.tail_bytes, clock=world.clock)
         return Journal.open(self.disk, DIRECTORY / "journal", segment_bytes=world.segment_bytes, tuning=tuning)
 
-    def _recover(self, journal: Journal, store: SnapshotStore, joins: bool) -> Recovered:
+    def _recover(self, journal: Journal, snapshots: StateLoader, joins: bool) -> Recovered:
         if joins:
             self._marker = None
         from_log = self._world.rules.boot_from_log
-        return recover(journal, store, self._marker if from_log else self._configured, joining=joins, boot_from_log=from_log)
+        return recover(journal, snapshots, self._marker if from_log else self._configured, joining=joins, boot_from_log=from_log)
 
     def step(self) -> list[tuple[str, AnyMessage]]:
         """One step with everything that arrived. What it sent; when the member ended in it, what it sent before."""

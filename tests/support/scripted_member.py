@@ -16,7 +16,7 @@ from typing import Protocol
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.log import joining, quarantine
-from raftmeta.log.boot import Recovered, recover
+from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.journal import Journal, Tuning
@@ -41,15 +41,15 @@ def open_member(disk: MemoryDisk, *, has_peers: bool, look_first: bool = True) -
 
     Without `look_first` snapshots are judged only after the journal was opened.
     """
-    store = SnapshotStore(disk, DATA / "snapshots")
+    snapshots = StateLoader(SnapshotStore(disk, DATA / "snapshots"))
 
     def recovered_from(journal: Journal, joins: bool) -> Recovered:
         marker = read_marker(disk, DATA)
-        return recover(journal, store, marker.configuration if marker else None, joining=joins)
+        return recover(journal, snapshots, marker.configuration if marker else None, joining=joins)
 
     tuning = Tuning(cluster_id=CLUSTER_ID, tail_bytes=2 << 10)
     if look_first:
-        tuning = replace(tuning, accept=store.latest)
+        tuning = replace(tuning, accept=snapshots.check)
     openers = Openers(lambda: Journal.open(disk, DATA / "journal", segment_bytes=SEGMENT_BYTES, tuning=tuning), recovered_from)
     return open_log(disk, DATA, openers, has_marker=read_marker(disk, DATA) is not None, has_peers=has_peers)
 

@@ -14,7 +14,7 @@ from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import VersionSummary
 from raftmeta.log import joining, quarantine
-from raftmeta.log.boot import recover
+from raftmeta.log.boot import StateLoader, recover
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
 from raftmeta.log.engine import LEADER
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
@@ -52,7 +52,7 @@ class Box:
         store = SnapshotStore(disk, Path("/data/snapshots"))
         openers = Openers(
             lambda: Journal.open(disk, Path("/data/journal"), segment_bytes=world.segment_bytes, tuning=tuning),
-            lambda journal, joins: recover(journal, store, None if joins else marker, joining=joins),
+            lambda journal, joins: recover(journal, StateLoader(store), None if joins else marker, joining=joins),
         )
         self.journal, recovered = open_log(disk, Path("/data"), openers, has_marker=marker is not None, has_peers=True)
         exchange = SnapshotExchange(store, InlineWorker(), self.journal, world.exchange)

@@ -9,7 +9,7 @@ import pytest
 
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.log import joining, quarantine
-from raftmeta.log.boot import Recovered, recover
+from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.engine import LEADER
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, JournalCorrupt, Tuning
@@ -40,7 +40,7 @@ def journal(disk: MemoryDisk) -> Journal:
 
 def opened(disk: MemoryDisk, *, has_peers: bool = True) -> tuple[Journal, Recovered]:
     store = SnapshotStore(disk, DATA / "snapshots")
-    openers = Openers(lambda: journal(disk), lambda found, joins: recover(found, store, None, joining=joins))
+    openers = Openers(lambda: journal(disk), lambda found, joins: recover(found, StateLoader(store), None, joining=joins))
     return open_log(disk, DATA, openers, has_marker=False, has_peers=has_peers)
 
 

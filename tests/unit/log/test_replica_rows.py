@@ -12,7 +12,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.state import decode_outcome
 from raftmeta.log import configuration as cfg
 from raftmeta.log import messages
-from raftmeta.log.boot import recover
+from raftmeta.log.boot import StateLoader, recover
 from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.engine import LEADER
 from raftmeta.log.exchange import ExchangeSettings
@@ -59,7 +59,7 @@ def test_d2_a_journal_that_starts_behind_the_newest_sound_snapshot_is_refused() 
     journal.append(41, 1, b"\x01")
     journal.sync()
     with pytest.raises(RaftmetaError, match="reaches record 40") as refused:
-        recover(journal, SnapshotStore(disk, Path("/s")), None)
+        recover(journal, StateLoader(SnapshotStore(disk, Path("/s"))), None)
     assert refused.value.code == "integrity"
 
 
@@ -226,7 +226,7 @@ def test_r13_a_restarted_member_follows_the_configuration_of_its_log_not_the_con
     journal.append(1, 1, bytes([OP_MEMBERSHIP]) + cfg.encode(grown))  # never committed here
     journal.sync()
     old = configuration_of((MemberSpec("m1", "z", "", ""),))
-    recovered = recover(journal, SnapshotStore(disk, Path("/s")), old, boot_from_log=on)
+    recovered = recover(journal, StateLoader(SnapshotStore(disk, Path("/s"))), old, boot_from_log=on)
     assert (recovered.configurations[-1][1] == grown) is on
     assert not recovered.bootstrap
 

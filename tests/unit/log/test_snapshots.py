@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import DiskFailed, DiskFull, File
 from raftmeta.log.snapshots import SnapshotCorrupt, SnapshotGone, SnapshotMeta, SnapshotStore
 from tests.support.memory_disk import MemoryDisk, PowerLost
@@ -25,6 +26,17 @@ def store_on(disk: MemoryDisk) -> SnapshotStore:
 
 def write(disk: MemoryDisk, index: int, term: int = 1) -> SnapshotMeta:
     return store_on(disk).write(index, term, b"members", [*CHUNKS, b"%d" % index])
+
+
+def chunks_of(store: SnapshotStore) -> list[bytes]:
+    """Of the newest one."""
+    found = store.load(None, list)
+    assert found is not None
+    return found[1]
+
+
+def no_state(chunks: Iterator[bytes]) -> None:
+    """Whatever is in it."""
 
 
 def image(disk: MemoryDisk, meta: SnapshotMeta) -> bytes:
@@ -43,15 +55,16 @@ def test_a_written_snapshot_is_found_again_with_its_chunks_after_power_loss() ->
     store = store_on(disk)
     assert store.latest() == meta
     assert (meta.index, meta.term, meta.config) == (7, 1, b"members")
-    assert list(store.open_chunks(meta)) == [*CHUNKS, b"7"]
+    assert chunks_of(store) == [*CHUNKS, b"7"]
 
 
 def test_a_snapshot_of_nothing_and_of_many_chunks_reads_back() -> None:
     store = store_on(MemoryDisk())
-    assert list(store.open_chunks(store.write(1, 1, b"", []))) == []
+    store.write(1, 1, b"", [])
+    assert chunks_of(store) == []
     pauses: list[None] = []
-    meta = store.write(2, 1, b"", (b"%d" % number for number in range(1000)), lambda: pauses.append(None))
-    assert list(store.open_chunks(meta)) == [b"%d" % number for number in range(1000)]
+    store.write(2, 1, b"", (b"%d" % number for number in range(1000)), lambda: pauses.append(None))
+    assert chunks_of(store) == [b"%d" % number for number in range(1000)]
     assert len(pauses) == 1000
 
 
@@ -116,12 +129,28 @@ def test_d6_each_of_the_two_digests_finds_what_the_other_would_let_pass() -> Non
     assert store_on(disk).latest() != meta
 
 
-def test_a_chunk_damaged_after_the_start_is_found_when_it_is_read() -> None:
+def refusing(chunks: Iterator[bytes]) -> None:
+    raise RaftmetaError("integrity", f"no state begins with {next(chunks)[:5]!r}")
+
+
+def test_what_refuses_a_whole_snapshot_is_told_and_no_older_one_is_taken_for_it() -> None:
     disk = MemoryDisk()
-    meta = write(disk, 7)
-    disk.flip(path_of(meta), disk.contents(path_of(meta)).index(b"alpha"))
-    with pytest.raises(SnapshotCorrupt, match="chunk 0"):
-        list(store_on(disk).open_chunks(meta))
+    write(disk, 7), write(disk, 9)
+    with pytest.raises(RaftmetaError, match="no state begins with b'alpha'") as caught:
+        store_on(disk).load(1, refusing)
+    assert not isinstance(caught.value, SnapshotCorrupt)
+
+
+def test_a_damaged_snapshot_is_damaged_whoever_refused_it_before_the_damage_was_reached() -> None:
+    disk = MemoryDisk()
+    older, newer = write(disk, 7), write(disk, 9)
+    disk.flip(path_of(newer), newer.size_bytes + 20)  # in its trailer
+    seen: list[bytes] = []
+    assert store_on(disk).load(8, lambda chunks: seen.extend(chunks)) == (older, None)
+    assert seen[-1] == b"7"
+    disk.unlink(path_of(older))
+    with pytest.raises(SnapshotCorrupt, match="trailer"):
+        store_on(disk).load(None, refusing)
 
 
 def test_a_damaged_newest_snapshot_falls_back_only_when_the_journal_reaches_the_older_one() -> None:
@@ -254,8 +283,6 @@ def test_prune_keeps_the_newest_and_a_reader_of_an_older_one_is_told() -> None:
     assert disk.listdir(DIRECTORY) == [path_of(meta).name for meta in metas[2:]]
     with pytest.raises(SnapshotGone):
         store.read_chunk(metas[0], 0, 10)
-    with pytest.raises(SnapshotGone):
-        store.open_chunks(metas[1])
     with pytest.raises(ValueError, match="always stays"):
         store.prune(0)
 
@@ -263,11 +290,11 @@ def test_prune_keeps_the_newest_and_a_reader_of_an_older_one_is_told() -> None:
 # incoming
 
 
-def send(source: bytes, target: SnapshotStore, meta: SnapshotMeta, step: int = 100) -> SnapshotMeta | None:
+def send(source: bytes, target: SnapshotStore, meta: SnapshotMeta, step: int = 100) -> tuple[SnapshotMeta, None] | None:
     incoming = target.receive(meta.index, meta.term, meta.size_bytes, meta.sha256)
     while incoming.offset < meta.size_bytes:
         assert incoming.write(incoming.offset, source[incoming.offset : incoming.offset + step])
-    return incoming.finish()
+    return incoming.finish(no_state)
 
 
 @settings(max_examples=25, deadline=None)
@@ -276,10 +303,10 @@ def test_a_received_snapshot_is_the_sent_one(step: int) -> None:
     disk, other = MemoryDisk(1), MemoryDisk(2)
     meta = write(disk, 7)
     store = store_on(other)
-    assert send(image(disk, meta), store, meta, step) == meta
+    assert send(image(disk, meta), store, meta, step) == (meta, None)
     other.crash(keep=0.0)
     assert store_on(other).latest() == meta
-    assert list(store_on(other).open_chunks(meta)) == [*CHUNKS, b"7"]
+    assert chunks_of(store_on(other)) == [*CHUNKS, b"7"]
 
 
 def test_r3_a_received_snapshot_with_any_wrong_byte_is_dropped_and_can_be_sent_again() -> None:
@@ -292,7 +319,7 @@ def test_r3_a_received_snapshot_with_any_wrong_byte_is_dropped_and_can_be_sent_a
         wrong[offset] ^= 4
         assert send(bytes(wrong), store, meta) is None
         assert other.listdir(DIRECTORY) == []
-    assert send(right, store, meta) == meta
+    assert send(right, store, meta) == (meta, None)
 
 
 def test_an_incoming_snapshot_takes_only_the_next_bytes_and_no_more_than_announced() -> None:
@@ -306,9 +333,9 @@ def test_an_incoming_snapshot_takes_only_the_next_bytes_and_no_more_than_announc
     assert not incoming.write(50, right[50:] + b"more")
     assert incoming.offset == 50
     with pytest.raises(ValueError, match="50 of"):
-        incoming.finish()
+        incoming.finish(no_state)
     assert incoming.write(50, right[50:])
-    assert incoming.finish() == meta
+    assert incoming.finish(no_state) == (meta, None)
     assert not incoming.write(meta.size_bytes, b"x")
 
 
@@ -321,7 +348,7 @@ def test_a_transfer_goes_on_where_it_stopped_and_another_one_drops_it() -> None:
     again = store_on(other).receive(7, 1, meta.size_bytes, meta.sha256)
     assert again.offset == 300
     again.write(300, right[300:])
-    assert again.finish() == meta
+    assert again.finish(no_state) == (meta, None)
     store_on(other).receive(9, 1, next_meta.size_bytes, next_meta.sha256).write(0, b"abc")
     dropped = store_on(other).receive(10, 1, 500, bytes(32))
     assert other.listdir(DIRECTORY)[0].startswith(f"incoming-{10:020d}")
@@ -346,7 +373,7 @@ def test_power_loss_in_a_transfer_ends_in_the_right_snapshot_or_in_a_new_start()
         ends.add(found is not None)
         assert found in (None, meta)
         if found is None:
-            assert meta in (send(right, store, meta, 200), send(right, store, meta, 200))
+            assert (meta, None) in (send(right, store, meta, 200), send(right, store, meta, 200))
     assert ends == {True, False}
 
 
