@@ -17,6 +17,7 @@ import msgspec
 
 from raftmeta import codec
 from raftmeta.core.outcomes import Draft
+from raftmeta.core.state import MODULUS_MASK, OUTCOME, State, leaf
 from raftmeta.core.work import Work
 from raftmeta.log import joining, quarantine
 from raftmeta.log.configuration import Configuration
@@ -116,8 +117,10 @@ def _forgotten_term(original: Any, hard: Any, term: int, voted_for: str, segment
     original(hard, hard.state.term, voted_for if term == hard.state.term else "", segments)
 
 
-def _without_outcomes(original: Any, state: Any) -> Iterator[tuple[int, bytes]]:
-    return (frame for frame in original(state) if frame[0] != codec.OUTCOME)
+def _without_outcomes(original: Any, state: Any) -> Iterator[bytes]:
+    forgotten = sum(leaf(OUTCOME, key, record) for key, record in state.outcomes.items())
+    rest = msgspec.structs.replace(state, outcomes=State.empty().outcomes, hash_sum=(state.hash_sum - forgotten) & MODULUS_MASK)
+    return iter(original(rest))
 
 
 def _mark_ignored(original: Any, segment: Any, promised: int) -> Any:
@@ -185,7 +188,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("term not stored", "D1", switch=_stored(_forgotten_term), plan=ELECTIONS),
     Plant("journal cut on corruption", "D10", switch=_around(Segment, "check", _mark_ignored), plan=DAMAGE, budget=150),
     Plant("checksums of records ignored", "D5", switch=_replace(zlib, "crc32", lambda data, value=0: 7), plan=DAMAGE),
-    Plant("outcomes left out of snapshots", "C2", switch=_around(codec, "_frames", _without_outcomes), plan=CRASHES),
+    Plant("outcomes left out of snapshots", "C2", switch=_around(codec, "snapshot_chunks", _without_outcomes), plan=CRASHES),
     # the protocol
     Plant("repeats not recognized", "C2", switch=_replace(Draft, "get", lambda draft, key: None)),
     Plant("matching entries cut", "R1", rules=Rules(keep_matching=False), plan=NETWORK),
