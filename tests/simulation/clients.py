@@ -30,6 +30,7 @@ class Operation(msgspec.Struct):
     answered: bool = False
     revision: int = 0
     code: str = ""
+    began: float = 0.0
 
 
 class Clients:
@@ -58,7 +59,7 @@ class Clients:
         self._look_at_the_oldest()
         if self._cluster.now < self._until:
             self._cluster.at(self._cluster.now + self._random.expovariate(self._rate), self._next)
-            if self._random.random() < 0.3:
+            if self._random.random() < self._cluster.plan.reads:
                 self._read()
             else:
                 self._write()
@@ -77,7 +78,7 @@ class Clients:
 
     def _write(self) -> None:
         number = len(self._operations)
-        operation = Operation(f"{self._cluster.wall_ms():013d}-{number:08x}", self._body(number))
+        operation = Operation(f"{self._cluster.wall_ms():013d}-{number:08x}", self._body(number), began=self._cluster.now)
         self._operations.append(operation)
         self._try(operation)
 
@@ -119,6 +120,9 @@ class Clients:
     def _answered(self, operation: Operation, revision: int, code: str) -> None:
         if operation.answered and (operation.revision, operation.code) != (revision, code):
             raise Violation(f"{operation.key} was answered twice: {operation.revision} {operation.code}, then {revision} {code}")
+        between = self._cluster.faults.races.differ_without_a_third(operation.began)
+        if between and not operation.answered:
+            raise Violation(f"{operation.key} was written while the states of {between} differed and nobody could say whose is right")
         operation.answered, operation.revision, operation.code = True, revision, code
         self._newest_acknowledged = max(self._newest_acknowledged, revision)
 

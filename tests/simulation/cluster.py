@@ -41,6 +41,7 @@ class Plan(msgspec.Struct, frozen=True):
     stormy_s: float = 30.0  # virtual seconds with faults
     calm_s: float = 30.0  # and without, in which everything must converge
     rate: float = 20.0  # client operations per virtual second
+    reads: float = 0.3  # share of them that read
     rules: Rules = Rules()
     kinds: tuple[str, ...] = ()  # of faults, by the names in faults.py; none: all of them
     gap_s: float = 0.0  # mean time between faults; 0: drawn from the seed
@@ -67,8 +68,8 @@ class Cluster(World):
         self.clock = lambda: self.now
         self.wall_ms = lambda: WALL_START_MS + int(self.now * 1000)
         self.invariants = Invariants()
-        self.exchange_settings = ExchangeSettings(entries=self.random.choice((20, 100, 1000)), keep_entries=self.random.choice((0, 5, 50)))
-        self.segment_bytes = self.random.choice((64 << 10, 1 << 20))
+        self.exchange_settings = ExchangeSettings(entries=self.random.choice((50, 200, 1000)), keep_entries=self.random.choice((0, 5, 50)))
+        self.segment_bytes = self.random.choice((64 << 10, 256 << 10))
         self.tail_bytes = self.random.choice((4 << 10, 1 << 20))
         pysyncobj.syncobj.monotonicTime = self.clock  # the one place that may replace the library's clock
         ids = [f"m{number}" for number in range(1, plan.members + 1)]
@@ -239,6 +240,7 @@ class Cluster(World):
         if member.replica is None or member.incarnation != incarnation:
             return
         for peer, message in outbox:
+            self.invariants.sent(member.id, incarnation, message)
             for delay, flight in self.network.send(member.id, peer, message):
                 self.at(self.now + delay, self._deliver, flight)
 

@@ -36,15 +36,18 @@ class Damage:
                 member.disk.unlink(folder / name)
             member.disk.sync_directory(folder)
 
-    def flip(self) -> None:
-        """Stop a member, flip a bit of what it promised to keep, and let it start: it notices or it was harmless."""
-        member, random = self._faults.pick(), self._faults.random
+    def flip_any(self) -> None:
+        self.flip(self._faults.pick(), self._faults.random.uniform(0.1, 3.0))
+
+    def flip(self, member: SimMember, down_s: float) -> bool:
+        """Stop a member, flip a bit of what it promised to keep, and let it start: it notices or it was harmless. Whether it was done."""
+        random = self._faults.random
         replica, journal = member.replica, member.journal
         if replica is None or journal is None or not self._may_harm(replica):
-            return
+            return False
         path, size = random.choice(self._promised(member.disk, journal))
         if size == 0:
-            return
+            return False
         self._faults.count("bit flip")
         self.member = member.id
         offset, bit = random.randrange(size), 1 << random.randrange(8)
@@ -53,18 +56,22 @@ class Damage:
             if member.disk.exists(path) and offset < len(member.disk.contents(path)):
                 member.disk.flip(path, offset, bit)
 
-        self._cluster.crash(member, random.uniform(0.1, 3.0), before=damage)
+        self._cluster.crash(member, down_s, before=damage)
+        return True
 
-    def change_state(self) -> None:
-        """Let a member hold another state than its log says, as a defect of apply or of its memory would."""
-        member = self._faults.pick()
+    def change_any(self) -> None:
+        self.change_state(self._faults.pick())
+
+    def change_state(self, member: SimMember) -> bool:
+        """Let a member hold another state than its log says, as a defect of apply or of its memory would. Whether it was done."""
         replica = member.replica
         if replica is None or not self._may_harm(replica) or replica.state.revision == 0:
-            return
+            return False
         self._faults.count("state changed")
         self.member = member.id
         member.diverged = True
         replica.state = msgspec.structs.replace(replica.state, hash_sum=replica.state.hash_sum ^ (1 << self._faults.random.randrange(256)))
+        return True
 
     def _may_harm(self, replica: Replica) -> bool:
         """Only while the others are enough: everybody is a member as far as anybody knows, and nobody else is damaged or catching up."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from raftmeta.log.engine import LEADER
 from tests.simulation.damage import Damage
 from tests.simulation.member import SimMember
 from tests.simulation.membership import Membership
 from tests.simulation.network import Weather
+from tests.simulation.races import Races
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -26,9 +26,8 @@ BY_ROLE = ("crash", "crash planned", "pause", "slow disk", "EIO", "ENOSPC", "clo
 ANY = (
     "crash inside a step", "partition", "partial partition", "one-way cut", "weather", "loss", "duplication", "delay", "heal",
     "bit flip", "state changed", "set aside", "snapshot installed", "member removed", "member added", "client retry", "stale message",
-    "vote race",
+    "vote race", "flip race", "two that differ", "deaf leader", "blink", "transfer",
 )  # fmt: skip
-LOOK_S = 0.0002  # shorter than any message takes
 EXPECTED = (*(f"{kind} {role}" for kind in BY_ROLE for role in ("follower", "leader")), *ANY)  # none may stay at zero over many seeds
 
 
@@ -41,6 +40,7 @@ class Faults:
         self._mean_gap_s = gap_s or random.choice((0.3, 1.0, 3.0))
         self.damage = Damage(cluster, self)
         self._membership = Membership(cluster, self)
+        self.races = Races(cluster, self)
         table: dict[str, tuple[Callable[[], None], int]] = {
             "crash": (self._crash, 3),
             "crash_inside": (self._crash_inside, 3),
@@ -49,16 +49,22 @@ class Faults:
             "one_way": (self._one_way, 2),
             "pause": (self._pause, 2),
             "weather": (self._weather, 3),
+            "late": (self._late, 1),
             "doubling": (self._doubling, 1),
             "slow_disk": (self._slow_disk, 2),
-            "heal": (self._heal, 3),
+            "heal": (self.heal, 3),
             "io_error": (self._io_error, 1),
             "full_disk": (self._full_disk, 1),
             "clock_jump": (self._clock_jump, 1),
-            "flip": (self.damage.flip, 1),
-            "change_state": (self.damage.change_state, 1),
+            "flip": (self.damage.flip_any, 1),
+            "change_state": (self.damage.change_any, 1),
             "membership": (self._membership.change, 1),
-            "vote_race": (self._vote_race, 1),
+            "vote_race": (self.races.vote_race, 1),
+            "flip_race": (self.races.flip_race, 1),
+            "two_differ": (self.races.two_differ, 1),
+            "deaf_leader": (self.races.deaf_leader, 1),
+            "blink": (self.races.blink, 1),
+            "transfer": (self.races.transfer, 1),
         }
         chosen = [table[kind] for kind in kinds or table]
         self._kinds, self._weights = [act for act, _ in chosen], [weight for _, weight in chosen]
@@ -77,7 +83,7 @@ class Faults:
             self._free(member)
             if member.alive:
                 self._cluster.wake(member, self._cluster.now)
-        self._heal()
+        self.heal()
         self._membership.restore()
 
     def ended(self, member: SimMember) -> None:
@@ -130,36 +136,6 @@ class Faults:
         self.count("clock jump", member)
         member.wall_offset_ms = self.random.choice((-3_600_000, -1_000, 1_000, 3_600_000))
 
-    def _vote_race(self) -> None:
-        """An election that one member sleeps through; then its voter starts again and meets that member before it heard who was elected."""
-        leader = next((member for member in self._cluster.members.values() if member.role == LEADER), None)
-        if len(self._cluster.members) != 3 or leader is None or leader.replica is None:
-            return
-        self.count("vote race")
-        aside = self.random.choice([name for name in sorted(self._cluster.members) if name != leader.id])
-        self._isolate(aside)
-        term, until = leader.replica.engine.term, self._cluster.now + 3.0
-        self._cluster.crash(leader, 0.02)
-        self._cluster.at(self._cluster.now + LOOK_S, self._when_elected, (aside, term, until))
-
-    def _when_elected(self, waiting: tuple[str, int, float]) -> None:
-        aside, term, until = waiting
-        members = self._cluster.members
-        elected = next((m.id for m in members.values() if m.role == LEADER and m.replica and m.replica.engine.term > term), None)
-        if elected is None:
-            if self._cluster.now < until:
-                self._cluster.at(self._cluster.now + LOOK_S, self._when_elected, waiting)
-            return
-        self._isolate(elected)
-        voter = next(member for name, member in members.items() if name not in (aside, elected))
-        if voter.alive and elected != aside:
-            self._cluster.crash(voter, 0.02)
-        self._cluster.at(self._cluster.now + 4.0, lambda _: self._heal())
-
-    def _isolate(self, name: str) -> None:
-        others = [other for other in self._cluster.members if other != name]
-        self._set_cut(frozenset(pair for other in others for pair in ((name, other), (other, name))), "partition")
-
     # ------------------------------------------------------------------ disks
 
     def _slow_disk(self) -> None:
@@ -190,18 +166,18 @@ class Faults:
         names = sorted(self._cluster.members)
         self.random.shuffle(names)
         side = set(names[: self.random.randrange(1, len(names))])
-        self._set_cut(frozenset((a, b) for a in names for b in names if (a in side) != (b in side)), "partition")
+        self.set_cut(frozenset((a, b) for a in names for b in names if (a in side) != (b in side)), "partition")
 
     def _partial(self) -> None:
         """Two members do not hear each other; somebody between them hears both."""
         a, b = self.random.sample(sorted(self._cluster.members), 2)
-        self._set_cut(frozenset({(a, b), (b, a)}), "partial partition")
+        self.set_cut(frozenset({(a, b), (b, a)}), "partial partition")
 
     def _one_way(self) -> None:
         a, b = self.random.sample(sorted(self._cluster.members), 2)
-        self._set_cut(frozenset({(a, b)}), "one-way cut")
+        self.set_cut(frozenset({(a, b)}), "one-way cut")
 
-    def _set_cut(self, cut: frozenset[tuple[str, str]], kind: str) -> None:
+    def set_cut(self, cut: frozenset[tuple[str, str]], kind: str) -> None:
         self._cluster.network.weather.cut = cut
         self.count(kind)
         self._cluster.refresh_links()
@@ -217,12 +193,17 @@ class Faults:
         )
         self.count("weather")
 
+    def _late(self) -> None:
+        """Most messages take longer than an election."""
+        self._cluster.network.weather = Weather(slow=0.6, slow_s=3.0, cut=self._cluster.network.weather.cut)
+        self.count("weather")
+
     def _doubling(self) -> None:
         """Nearly every message arrives twice."""
         self._cluster.network.weather = Weather(double=0.9, slow=0.3, slow_s=0.05, cut=self._cluster.network.weather.cut)
         self.count("weather")
 
-    def _heal(self) -> None:
+    def heal(self) -> None:
         self._cluster.network.weather = Weather()
         self.count("heal")
         self._cluster.refresh_links()

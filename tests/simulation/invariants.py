@@ -7,6 +7,7 @@ import hashlib
 from raftmeta.core.state import State
 from raftmeta.log.engine import LEADER
 from raftmeta.log.journal import Journal
+from raftmeta.log.messages import AnyMessage, AppendReply
 from raftmeta.log.replica import Replica
 
 
@@ -23,6 +24,7 @@ class Invariants:
         self.by_revision: dict[int, bytes] = {}
         self._terms: dict[str, int] = {}
         self._commits: dict[str, int] = {}
+        self._asked_for: dict[tuple[str, int], int] = {}  # (member, incarnation) -> from where it wants entries
         self.leader_changes = 0
 
     def applied(self, member: str, position: tuple[int, int, int], payload: bytes, state: State | None) -> None:
@@ -76,6 +78,14 @@ class Invariants:
         if engine.commit_index < self._commits.get(member, 0):
             raise Violation(f"{member} went back from commit {self._commits[member]} to {engine.commit_index}")
         self._commits[member] = engine.commit_index
+
+    def sent(self, member: str, incarnation: int, message: AnyMessage) -> None:
+        """A member that refuses asks for what follows its commit index, so while it runs it never asks for something earlier (R14)."""
+        if isinstance(message, AppendReply) and not message.matched:
+            before = self._asked_for.setdefault((member, incarnation), message.next_index)
+            if message.next_index < before:
+                raise Violation(f"{member} asks for entries from {message.next_index} on, and had asked for those from {before} on before")
+            self._asked_for[member, incarnation] = message.next_index
 
     def booted(self, member: str, replica: Replica, journal: Journal) -> None:
         """A restart may forget how far the log is committed, never a term it acted in, nor an entry that made a majority."""

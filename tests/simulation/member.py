@@ -96,10 +96,10 @@ class SimMember:
             self.replica.owner = self
             self.diverged = False
             self._world.invariants.booted(self.id, self.replica, self.journal)
-            self._world.booted(self)
             if recovered.joining and not self._joined:
                 self._world.set_aside(self)
             self._joined = recovered.joining
+            self._world.booted(self)
         except DiskFull:
             if not self.disk.exists(DIRECTORY / joining.JOINING_NAME) and not self._world.is_damaged(self):
                 raise  # D4: what has a sound journal starts on a full disk

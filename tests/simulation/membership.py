@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.faults import Faults
 
 RETRY_S = 0.3
+FEWEST = {1: 1, 3: 2, 5: 3}  # members that stay, by how many there are
 
 
 class Membership:
@@ -26,11 +27,13 @@ class Membership:
             return
         now = leader.replica.engine.configuration
         away = [name for name in self._cluster.members if name not in now.ids]
-        if away:
+        if away and (len(now.ids) <= FEWEST[len(self._cluster.members)] or self._faults.random.random() < 0.5):
             self._propose(leader, self._with(now, away[0]), "member added")
             return
         victim = self._faults.pick()
-        if victim is not leader and not self._faults.damage.member:  # what is left must be a majority that is whole
+        if (
+            victim is not leader and victim.id in now.ids and not self._faults.damage.member
+        ):  # what is left must be a majority that is whole
             self._propose(leader, _without(now, victim.id), "member removed")
             another = self._faults.pick()
             if another is not leader:  # refused while the first is under way (R4)

@@ -21,6 +21,7 @@ class Weather(msgspec.Struct):
     delay_max_s: float = 0.002
     slow: float = 0.0  # probability of a delay up to slow_s instead, which reorders
     slow_s: float = 0.5
+    late_to: str = ""  # whatever this member is sent takes up to slow_s
     cut: frozenset[tuple[str, str]] = frozenset()  # ordered pairs (from, to) that carry nothing
 
 
@@ -73,14 +74,14 @@ class SimNetwork:
             return []
         flight = Flight(sender, receiver, (self._up[sender], self._up[receiver]), messages.encode(message))
         weather = self.weather
-        if not (weather.double or weather.loss or weather.slow):
+        if not (weather.double or weather.loss or weather.slow or weather.late_to):
             return [(self._random.uniform(weather.delay_min_s, weather.delay_max_s), flight)]
         flights = []
         copies = 2 if self._random.random() < weather.double else 1
         self.counts["duplication"] += copies - 1
         for _ in range(copies):
             if self._random.random() >= weather.loss:
-                flights.append((self._delay(), flight))
+                flights.append((self._delay(receiver), flight))
             else:
                 self.counts["loss"] += 1
         return flights
@@ -93,9 +94,9 @@ class SimNetwork:
             return None
         return Received(flight.sender, messages.decode(flight.frame))
 
-    def _delay(self) -> float:
+    def _delay(self, receiver: str) -> float:
         weather = self.weather
-        if self._random.random() < weather.slow:
+        if receiver == weather.late_to or self._random.random() < weather.slow:
             self.counts["delay"] += 1
             return self._random.uniform(weather.delay_max_s, weather.slow_s)
         return self._random.uniform(weather.delay_min_s, weather.delay_max_s)

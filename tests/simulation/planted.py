@@ -19,11 +19,12 @@ from raftmeta import codec
 from raftmeta.core.outcomes import Draft
 from raftmeta.core.state import MODULUS_MASK, OUTCOME, State, leaf
 from raftmeta.core.work import Work
-from raftmeta.log import joining, quarantine
+from raftmeta.log import replication
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.engine import Engine
 from raftmeta.log.guard import Rules
 from raftmeta.log.hard_state import HardStateFile
+from raftmeta.log.messages import VoteReply
 from raftmeta.log.progress import Progress
 from raftmeta.log.proposals import Proposals
 from raftmeta.log.reads import Reads
@@ -128,8 +129,10 @@ def _mark_ignored(original: Any, segment: Any, promised: int) -> Any:
     return None if damage is not None and not segment.row.sealed else damage
 
 
-def _old_leader_serves(original: Any, reads: Any, number: int, commit_index: int, now: float) -> bool:
-    return bool(original(reads, number - 1, commit_index, now))
+def _join_the_round(original: Any, reads: Any, number: int, commit_index: int, now: float) -> bool:
+    if reads._round is not None:
+        reads._round.reads.extend(reads._take())
+    return bool(original(reads, number, commit_index, now))
 
 
 def _read_before_apply(original: Any, reads: Any, applied_index: int) -> None:
@@ -154,6 +157,15 @@ def _ack_of_nothing(original: Any, progress: Any, index: int, round_number: int)
     original(progress, index + 1, round_number)
 
 
+def _any_vote(original: Any, engine: Any, peer: str, message: Any) -> None:
+    stale = isinstance(message, VoteReply) and message.term < engine.term
+    original(engine, peer, msgspec.structs.replace(message, term=engine.term) if stale else message)
+
+
+def _from_one(original: Any, numbered: Any, first_id: int) -> None:
+    original(numbered, 1)
+
+
 def _deliver_to_anyone(network: Any, flight: Any) -> Any:
     current = (network._up.get(flight.sender), network._up.get(flight.receiver))
     return msgspec.structs.replace(flight, incarnations=current)
@@ -172,8 +184,15 @@ DOUBLED = {"kinds": ("doubling", "partition", "crash"), "members": 5, "gap_s": 1
 CUT_OFF = {"kinds": ("partition", "partition", "one_way"), "gap_s": 5.0, "stormy_s": 40.0}
 ALONE = {"kinds": ("crash", "crash_inside"), "members": 1, "gap_s": 0.5}
 CHANGES = {"kinds": ("membership", "membership", "crash", "partition"), "members": 3, "gap_s": 0.7}
+SHRUNK = {"kinds": ("membership", "membership", "membership", "crash", "partition"), "members": 5, "gap_s": 0.7, "stormy_s": 30.0}
 WRONG = {"kinds": ("change_state", "crash", "partition", "heal")}
-FLIPS = {"kinds": ("flip", "crash", "partition", "heal")}
+DIFFER = {"kinds": ("two_differ",), "members": 3, "gap_s": 3.0, "stormy_s": 40.0}
+FLIPS = {"kinds": ("flip_race",), "members": 3, "gap_s": 6.0, "stormy_s": 30.0}
+LATE = {"kinds": ("late", "deaf_leader", "deaf_leader"), "gap_s": 1.0, "rate": 5.0, "members": 5}
+LIVES = {"kinds": ("late", "crash", "blink", "transfer"), "gap_s": 0.5}
+BLINKS = {"kinds": ("blink", "weather"), "gap_s": 4.0, "members": 3}
+DEAF = {"kinds": ("deaf_leader",), "gap_s": 5.0, "rate": 100.0, "reads": 0.7, "members": 3}
+HANDED_OVER = {"kinds": ("transfer", "transfer", "weather"), "gap_s": 0.3, "rate": 100.0, "reads": 0.7, "members": 3}
 
 minority = property(lambda configuration: max(1, len(configuration.members) // 2))
 
@@ -192,14 +211,33 @@ PLANTS: tuple[Plant, ...] = (
     # the protocol
     Plant("repeats not recognized", "C2", switch=_replace(Draft, "get", lambda draft, key: None)),
     Plant("matching entries cut", "R1", rules=Rules(keep_matching=False), plan=NETWORK),
-    Plant("acknowledgements of older terms count", "R2", rules=Rules(drop_stale_terms=False), plan=NETWORK, budget=200),
-    Plant("messages of an earlier incarnation taken", "R2", switch=_around(SimNetwork, "deliver", _old_messages), plan=CRASHES, budget=200),
-    Plant("commit moves before a match", "R3", rules=Rules(match_before_commit=False), plan=NETWORK, budget=200),
+    Plant(
+        "votes of older terms count", "R2", rules=Rules(pre_vote=False), switch=_around(Engine, "receive", _any_vote), plan=LATE, budget=100
+    ),
+    Plant(
+        "messages of an earlier life taken (and numbers from 1)",
+        "R2",
+        switch=_all(
+            _around(SimNetwork, "deliver", _old_messages),
+            _around(Proposals, "__init__", _from_one),
+            _around(Reads, "__init__", _from_one),
+        ),
+        plan=LIVES,
+        budget=100,
+    ),
+    Plant(
+        "commit moves before a match",
+        "R3",
+        rules=Rules(match_before_commit=False),
+        switch=_replace(replication, "MAX_APPEND_BYTES", 1),  # an entry a message, so that one matches and the next is still to come
+        plan=NETWORK,
+        budget=100,
+    ),
     Plant("several membership changes at once", "R4", rules=Rules(one_change_at_a_time=False), plan=CHANGES, budget=200),
     Plant("votes counted without the voter", "R7", rules=Rules(voters_once=False), plan=DOUBLED, budget=60),
-    Plant("the configured members count after a restart", "R13", rules=Rules(boot_from_log=False), plan=CHANGES, budget=200),
-    Plant("refusals step back one by one", "R14", rules=Rules(jump_back=False), plan=NETWORK, budget=200),
-    Plant("stale terms not answered", "R16", rules=Rules(answer_stale=False), plan=NETWORK, budget=200),
+    Plant("the configured members count after a restart", "R13", rules=Rules(boot_from_log=False), plan=SHRUNK, budget=200),
+    Plant("refusals step back one by one", "R14", rules=Rules(jump_back=False), plan=NETWORK),
+    Plant("stale terms not answered", "R16", rules=Rules(answer_stale=False), plan=BLINKS, budget=200),
     Plant("the leader counts what it has not synced", "R19", rules=Rules(count_self_synced=False), plan=ALONE, budget=60),
     Plant("commands end with their leader unanswered", "R12", switch=_replace(Proposals, "lost_leadership", _nothing), plan=CUT_OFF),
     Plant("a minority is a majority", "Raft", switch=_replace(Configuration, "quorum", minority)),
@@ -208,15 +246,12 @@ PLANTS: tuple[Plant, ...] = (
     Plant("an acknowledgement of one entry too many", "Raft", switch=_around(Progress, "on_matched", _ack_of_nothing)),
     Plant("apply depends on the process", "Raft", switch=_around(Work, "finish", _own_hash)),
     # reads
-    Plant("reads before an entry of the term", "C1", rules=Rules(read_after_noop=False), plan=NETWORK, budget=200),
+    Plant("reads before an entry of the term", "C1", rules=Rules(read_after_noop=False), plan=HANDED_OVER, budget=100),
     Plant("reads without a round", "C1", rules=Rules(confirm_reads=False), plan=NETWORK),
-    Plant("a read joins an earlier round", "C1", switch=_around(Reads, "start_round", _old_leader_serves), plan=NETWORK, budget=200),
+    Plant("a read joins an earlier round", "C1", switch=_around(Reads, "start_round", _join_the_round), plan=DEAF, budget=100),
     Plant("reads before the entries are applied", "C1", switch=_around(Reads, "settle", _read_before_apply), plan=NETWORK),
     # integrity
     Plant("a wrong state is not set aside", "integrity", rules=Rules(set_aside=False), plan=WRONG),
-    Plant("writes between two that differ", "integrity", rules=Rules(hold_undecided=False), plan=WRONG, budget=200),
-    Plant(
-        "the vote is forgotten when set aside", "integrity", switch=_replace(quarantine, "keep_promises", _nothing), plan=FLIPS, budget=300
-    ),
-    Plant("a member that was set aside votes", "integrity", switch=_replace(joining, "mark", _nothing), plan=FLIPS, budget=300),
+    Plant("writes between two that differ", "integrity", rules=Rules(hold_undecided=False), plan=DIFFER),
+    Plant("a member that was set aside votes", "integrity", rules=Rules(wiped_waits=False), plan=FLIPS),
 )
