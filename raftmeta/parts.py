@@ -20,7 +20,6 @@ from raftmeta.log import marker as markers
 from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.clock import check_clock
 from raftmeta.log.configuration import MemberSpec, configuration_of
-from raftmeta.log.engine import library_clock
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.library import check_library
 from raftmeta.log.marker import Marker
@@ -31,6 +30,7 @@ from raftmeta.log.settings import TransportSettings
 from raftmeta.log.snapshots import SnapshotStore
 from raftmeta.log.solo import SoloNetwork
 from raftmeta.log.transport import TlsTransport
+from raftmeta.log.wall import library_clock
 from raftmeta.security.tls import PeerTls, TlsFiles
 
 IDENTITY_NAME = "identity"

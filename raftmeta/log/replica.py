@@ -22,7 +22,7 @@ from raftmeta.core.types import Outcome
 from raftmeta.log import setup as ops
 from raftmeta.log.boot import Recovered
 from raftmeta.log.configuration import Configuration
-from raftmeta.log.engine import LEADER, Engine
+from raftmeta.log.engine import Engine
 from raftmeta.log.exchange import SnapshotExchange
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal
@@ -46,7 +46,7 @@ from raftmeta.log.proposals import Pending, Proposals, Result, Sink, commands_of
 from raftmeta.log.quarantine import Quarantine
 from raftmeta.log.reads import Reads, ReadSink
 from raftmeta.log.reports import Reports
-from raftmeta.log.setup import Halted, Ports, Setup, Timing
+from raftmeta.log.setup import LEADER, Halted, Ports, Setup, Timing
 from raftmeta.log.shortage import Shortage
 
 EXPIRY_S = 0.05  # how often deadlines of waiting callers are looked at

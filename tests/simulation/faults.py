@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from raftmeta.log.engine import LEADER
+from raftmeta.log.setup import LEADER
 from tests.simulation.damage import Damage
 from tests.simulation.member import SimMember
 from tests.simulation.membership import Membership
