@@ -15,12 +15,11 @@ import msgspec
 from raftmeta.config import ServerConfig
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import LOCK_NAME, Disk, read_file, write_file
-from raftmeta.log import joining
+from raftmeta.log import joining, recovery
 from raftmeta.log import marker as markers
 from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.clock import check_clock
 from raftmeta.log.configuration import MemberSpec, configuration_of
-from raftmeta.log.engine import library_clock
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.library import check_library
 from raftmeta.log.marker import Marker
@@ -31,6 +30,7 @@ from raftmeta.log.settings import TransportSettings
 from raftmeta.log.snapshots import SnapshotStore
 from raftmeta.log.solo import SoloNetwork
 from raftmeta.log.transport import TlsTransport
+from raftmeta.log.wall import library_clock
 from raftmeta.security.tls import PeerTls, TlsFiles
 
 IDENTITY_NAME = "identity"
@@ -88,8 +88,9 @@ def open_parts(config: ServerConfig, disk: Disk) -> Parts:
 def accept_loss(config: ServerConfig, disk: Disk, index: int) -> tuple[int, int]:
     """`raftmeta server --accept-data-loss-from INDEX`: give up the damaged records; the range that is lost."""
     identity = _identity(config, disk, markers.read_marker(disk, config.data_dir))
-    tuning = Tuning(cluster_id=identity.cluster_id)
-    return Journal.accept_loss(disk, config.data_dir / "journal", index, segment_bytes=config.limits.segment_bytes, tuning=tuning)
+    return recovery.accept_loss(
+        disk, config.data_dir / "journal", index, cluster_id=identity.cluster_id, segment_bytes=config.limits.segment_bytes
+    )
 
 
 def _identity(config: ServerConfig, disk: Disk, marker: Marker | None) -> Identity:

@@ -1,14 +1,13 @@
 """The member's write-ahead log: records in segments, term and vote, one sync for all that is pending.
 
 `append`, `truncate_from` and `set_hard_state` change what the owner sees at once; `sync` makes it durable: hard state first, then a cut,
-then the records. Until it returns nothing that depends on them may leave the member. A cut never rewrites: the list of segments, replaced
-as a whole, ends the old suffix and begins a new segment, so a crash leaves one suffix or the other. A failed write or sync is final: every
-later call raises. One thread owns a journal. Memory is bounded by `tail_bytes` plus what is not synced; the rest is read back and checked.
+then the records. Until it returns nothing that depends on them may leave the member. How the segments on the disk change is segments.py's.
+A failed write or sync is final: every later call raises. One thread owns a journal. Memory is bounded by `tail_bytes` plus what is not
+synced; the rest is read back and checked.
 """
 
 from __future__ import annotations
 
-import bisect
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,11 +18,11 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, DiskError, DiskFailed, DiskFull
 from raftmeta.log import recovery
 from raftmeta.log.faults import Damage, HardStateCorrupt, JournalCorrupt, SnapshotCorrupt, WrongCluster
-from raftmeta.log.hard_state import MAX_VOTE_BYTES, HardStateFile, SegmentRow
-from raftmeta.log.records import DATA_START, Cursor, Header, Payload, Record, cluster_digest
+from raftmeta.log.hard_state import MAX_VOTE_BYTES
+from raftmeta.log.records import DATA_START, Cursor, Payload, Record, cluster_digest
 from raftmeta.log.room import Room
-from raftmeta.log.segment import Segment
-from raftmeta.log.spares import InlineWorker, SparePool, Worker, segment_path, spare_path
+from raftmeta.log.segments import Cut, SegmentList
+from raftmeta.log.spares import InlineWorker, SparePool, Worker
 from raftmeta.log.tail import Tail
 
 __all__ = ["Damage", "DiskFailed", "DiskFull", "HardStateCorrupt", "Journal", "JournalCorrupt", "SnapshotCorrupt", "Tuning", "WrongCluster"]
@@ -43,15 +42,6 @@ class Tuning:
     accept: Callable[[int], object] = lambda first_index: None  # asked before opening changes a file; raises where the rest does not fit
 
 
-@dataclass(slots=True)
-class _Cut:
-    """A cut that the next sync makes: `keep` segments stay, the last of them ends at `seal` (None: where it ends already)."""
-
-    keep: int
-    seal: Cursor | None
-    previous: Cursor  # what the new segment's first record follows
-
-
 class _Fatal:
     """Any error inside is final, also a full disk: what is needed was allocated before, so its state is unknown."""
 
@@ -69,20 +59,19 @@ class _Fatal:
 class Journal:
     """Made by `open`."""
 
-    def __init__(self, hard: HardStateFile, segments: list[Segment], room: Room, tuning: Tuning) -> None:
-        self._hard, self._segments, self._room, self._pool = hard, segments, room, room.pool
-        self._disk, self._directory = room.pool.disk, room.pool.directory
-        self._cluster = cluster_digest(tuning.cluster_id)
+    def __init__(self, segments: SegmentList, room: Room, tuning: Tuning) -> None:
+        self._segments, self._hard, self._room, self._pool = segments, segments.hard, room, room.pool
         self._clock = tuning.clock
-        self._cut: _Cut | None = None
+        self._cut: Cut | None = None
         self._failed: DiskFailed | None = None
         self._fatal = _Fatal(self._fail)
         self._quiet_since: float | None = None
-        self.term = hard.state.term
-        self.voted_for = hard.state.voted_for
-        end = segments[-1].end if segments else Cursor(DATA_START, 0, 0, 0)
+        self.term = self._hard.state.term
+        self.voted_for = self._hard.state.voted_for
+        end = segments.all[-1].end
         self._tail = Tail(end.index, end.term, tuning.tail_bytes)
         self.synced_index = end.index
+        self._replan()
 
     @staticmethod
     def open(
@@ -94,7 +83,8 @@ class Journal:
         """
         tuning = tuning or Tuning()
         disk.make_directory(directory)
-        findings = recovery.inspect(disk, directory, cluster_digest(tuning.cluster_id), segment_bytes)
+        cluster = cluster_digest(tuning.cluster_id)
+        findings = recovery.inspect(disk, directory, cluster, segment_bytes)
         try:
             if findings.damage is not None:
                 raise JournalCorrupt(findings.damage)
@@ -102,57 +92,18 @@ class Journal:
         except RaftmetaError:
             recovery.close(findings)
             raise
-        return Journal._start(disk, directory, findings, (segment_bytes, reserve, tuning))
-
-    @staticmethod
-    def accept_loss(
-        disk: Disk, directory: Path, index: int, *, segment_bytes: int = SEGMENT_BYTES, tuning: Tuning | None = None
-    ) -> tuple[int, int]:
-        """Give up the records from `index` on, which must be the damaged one that `open` named. Returns the range that is lost.
-
-        Only for a single member whose operator said so. The damaged bytes stay on disk, as `lost-` files or behind the new end.
-        """
-        tuning = tuning or Tuning()
-        findings = recovery.inspect(disk, directory, cluster_digest(tuning.cluster_id), segment_bytes)
-        damage = findings.damage
-        if damage is None or damage.index != index:
-            recovery.close(findings)
-            found = "no damage" if damage is None else f"damage from record {damage.index} on"
-            raise RaftmetaError("bad_field", f"{directory}: expected damage from record {index} on, found {found}; nothing was changed")
-        assert findings.hard is not None
-        bad = findings.segments[-1]
-        previous = bad.end
-        if bad.last_index < bad.first_index:
-            findings.segments.pop().close()
-        else:
-            bad.sync()
-            bad.seal(bad.end)
-        lost = [row.serial for row in findings.hard.state.segments[len(findings.segments) :]]
-        pool = SparePool(disk, directory, segment_bytes, 0, tuning.worker, findings.next_serial, deque(findings.spares))
-        journal = Journal(findings.hard, findings.segments, Room(pool, 0), tuning)
-        journal._begin_segment(previous, len(findings.segments))
-        for serial in lost:
-            path = segment_path(directory, serial)
-            if disk.exists(path):
-                disk.rename(path, directory / f"lost-{path.name}")
-        disk.sync_directory(directory)
-        journal.close()
-        return damage.index, damage.through
-
-    @staticmethod
-    def _start(disk: Disk, directory: Path, findings: recovery.Findings, options: tuple[int, bool, Tuning]) -> Journal:
-        segment_bytes, reserve, tuning = options
         pool = SparePool(disk, directory, segment_bytes, 1 + reserve, tuning.worker, findings.next_serial, deque(findings.spares))
-        hard = recovery.adopt(disk, directory, findings)
-        journal = Journal(hard, findings.segments, Room(pool, int(reserve)), tuning)
-        if not findings.segments:
+        room = Room(pool, int(reserve))
+        segments = SegmentList(recovery.adopt(disk, directory, findings), findings.segments, pool, cluster)
+        if not segments.all:
             try:
-                journal._room.claim(1)
+                room.claim(1)
             except DiskFull:
-                hard.close()
+                segments.close()
                 raise
-            journal._begin_segment(Cursor(DATA_START, 0, 0, 0), 0)
-        journal._replan()
+            state = segments.hard.state
+            segments.begin(Cursor(DATA_START, 0, 0, 0), 0, (state.term, state.voted_for))
+        journal = Journal(segments, room, tuning)
         pool.top_up()
         return journal
 
@@ -161,7 +112,7 @@ class Journal:
     @property
     def first_index(self) -> int:
         """Index of the first record, last_index + 1 when there is none."""
-        return self._segments[0].first_index
+        return self._segments.all[0].first_index
 
     @property
     def last_index(self) -> int:
@@ -174,12 +125,12 @@ class Journal:
     @property
     def bytes(self) -> int:
         """Size of headers and synced records; files are longer, each has its full segment allocated."""
-        return sum(segment.end.offset for segment in self._segments)
+        return sum(segment.end.offset for segment in self._segments.all)
 
     def bytes_after(self, index: int) -> int:
         """About how much of `bytes` holds records behind `index`: exact but for the segment in which it lies."""
         total = 0
-        for segment in self._segments:
+        for segment in self._segments.all:
             records = segment.last_index - segment.first_index + 1
             behind = min(max(segment.last_index - index, 0), records)
             total += segment.end.offset * behind // records if records else 0
@@ -188,7 +139,7 @@ class Journal:
     def segment_end_before(self, n_bytes: int) -> int:
         """Last index of the newest segment behind which at least `n_bytes` lie; the index before the first record when there is none."""
         behind = 0
-        for segment in reversed(self._segments):
+        for segment in reversed(self._segments.all):
             if behind >= n_bytes:
                 return segment.last_index
             behind += segment.end.offset
@@ -200,7 +151,7 @@ class Journal:
             return None
         if index >= self._tail.first_index:
             return self._tail.term_at(index)
-        return self._segment_of(index).term_at(index)
+        return self._segments.of(index).term_at(index)
 
     def entries(self, lo: int, hi: int, max_bytes: int) -> list[Record]:
         """(index, term, payload) of lo <= index < hi: at least one, then no more than max_bytes of payload.
@@ -215,7 +166,7 @@ class Journal:
             if lo >= self._tail.first_index:
                 part = self._tail.slice(lo, hi, max_bytes)
             else:
-                segment = self._segment_of(lo)
+                segment = self._segments.of(lo)
                 part = segment.read(lo, min(hi, self._tail.first_index, segment.last_index + 1), max_bytes)
             if found and len(part[0][2]) > max_bytes:
                 break
@@ -238,7 +189,7 @@ class Journal:
         if not self._pool.at_rest:
             with self._fatal:
                 self._pool.top_up()
-        return self._room.has_room(n_bytes, len(self._segments))
+        return self._room.has_room(n_bytes, len(self._segments.all))
 
     def append(self, index: int, term: int, payload: Payload) -> None:
         """Raises DiskFull, having changed nothing, when no segment is left for it."""
@@ -250,7 +201,7 @@ class Journal:
                 f"record {index} of term {term} cannot follow record {tail.last_index} of term {tail.last_term} in term {self.term}"
             )
         if room.needs_segment(size):
-            room.check_fit(size, len(self._segments))
+            room.check_fit(size, len(self._segments.all))
             self._claim(room.rolls + 1)
         room.add(size)
         tail.append((index, term, payload))
@@ -264,15 +215,8 @@ class Journal:
             raise ValueError(f"a cut at {index} would reach below the first record, {self.first_index}")
         if index <= self.synced_index:
             self._claim(1)
-            number = self._number_of(index)
-            segment = self._segments[number]
-            if index == segment.first_index:
-                row = segment.row
-                self._cut = _Cut(number, None, Cursor(DATA_START, index - 1, row.previous_term, row.previous_crc))
-            else:
-                with self._fatal:
-                    seal = segment.locate(index - 1)
-                self._cut = _Cut(number + 1, seal, seal)
+            with self._fatal:
+                self._cut = self._segments.plan_cut(index)
             self.synced_index = index - 1
         last_term = self.term_at(index - 1)
         assert last_term is not None
@@ -283,7 +227,8 @@ class Journal:
         """Make all of it durable and return the seconds it took, 0.0 when nothing was pending. Raises DiskFailed: end the process."""
         self._check()
         hard, state = self._hard, self._hard.state
-        changed = (self.term, self.voted_for) != (state.term, state.voted_for)
+        promise = self.term, self.voted_for
+        changed = promise != (state.term, state.voted_for)
         pending = self._tail.after(self.synced_index)
         if not (pending or changed or self._cut) and hard.settled:
             return 0.0
@@ -291,11 +236,12 @@ class Journal:
         self._quiet_since = None
         with self._fatal:
             if self._cut is not None:
-                self._make_cut(self._cut)
+                self._segments.make(self._cut, promise)
+                self._cut = None
             elif changed or not hard.settled:
-                hard.write(self.term, self.voted_for, state.segments)
+                hard.write(*promise, state.segments)
             if pending:
-                self._write(pending)
+                self._segments.write(pending, promise)
         self.synced_index = self.last_index
         self._tail.trim(self.synced_index)
         self._replan()
@@ -306,7 +252,7 @@ class Journal:
         self._check()
         with self._fatal:
             again = self._pool.tend(now)
-            segment, hard = self._segments[-1], self._hard
+            segment, hard = self._segments.all[-1], self._hard
             if self._cut is not None or not (segment.mark_due or not hard.settled):
                 return again
             if self._quiet_since is None:
@@ -321,11 +267,11 @@ class Journal:
     def compact_through(self, index: int) -> int:
         """Delete whole segments whose every record is <= index; the caller has a durable, verified snapshot of it. Returns how many."""
         self._check()
-        count = sum(1 for segment in self._segments[:-1] if segment.last_index <= min(index, self.synced_index))
+        count = sum(1 for segment in self._segments.all[:-1] if segment.last_index <= min(index, self.synced_index))
         if count == 0 or self._cut is not None:
             return 0
         with self._fatal:
-            self._list_segments(self._segments[count:], self._segments[:count])
+            self._segments.drop_first(count, (self.term, self.voted_for))
             self._pool.retry()
         return count
 
@@ -339,7 +285,7 @@ class Journal:
         if term > self.term:
             self.term, self.voted_for = term, ""
         with self._fatal:
-            self._begin_segment(Cursor(DATA_START, index, term, 0), 0)
+            self._segments.begin(Cursor(DATA_START, index, term, 0), 0, (self.term, self.voted_for))
             self._pool.retry()
         self._cut = None
         self.synced_index = index
@@ -353,9 +299,7 @@ class Journal:
             with self._fatal:
                 self._settle()
                 self._pool.drain()
-        for segment in self._segments:
-            segment.close()
-        self._hard.close()
+        self._segments.close()
 
     # inside
 
@@ -367,12 +311,6 @@ class Journal:
         self._failed = DiskFailed(cause.detail, cause.errno)
         return self._failed
 
-    def _number_of(self, index: int) -> int:
-        return bisect.bisect_right(self._segments, index, key=lambda segment: segment.first_index) - 1
-
-    def _segment_of(self, index: int) -> Segment:
-        return self._segments[max(0, self._number_of(index))]
-
     def _claim(self, count: int) -> None:
         """See that `count` spares are ready, or raise DiskFull, which is no fault: nothing was written."""
         try:
@@ -382,53 +320,9 @@ class Journal:
             raise
 
     def _replan(self) -> None:
-        active = self._segments[-1]
+        active = self._segments.all[-1]
         self._room.plan(active.end.offset, active.capacity, self._cut is not None, self._tail.after(self.synced_index))
 
-    def _write(self, pending: list[Record]) -> None:
-        done = 0
-        while True:
-            segment = self._segments[-1]
-            if segment.mark_due:
-                segment.write_mark()
-            done = segment.add(pending, done)
-            segment.sync()
-            if done == len(pending):
-                return
-            segment.seal(segment.end)
-            self._begin_segment(segment.end, len(self._segments))
-
-    def _make_cut(self, cut: _Cut) -> None:
-        if cut.seal is not None:
-            self._segments[cut.keep - 1].seal(cut.seal)
-        self._begin_segment(cut.previous, cut.keep)
-        self._cut = None
-
-    def _begin_segment(self, previous: Cursor, keep: int) -> None:
-        """Put a new, empty segment behind the first `keep`; those after them go."""
-        if not self._pool.wait(1):
-            raise self._pool.full or DiskFull(f"{self._directory}: no spare segment")
-        serial = self._pool.take()
-        header = Header(self._cluster, serial, previous.index + 1, previous.term, previous.crc, self._pool.size)
-        segment = Segment.create(self._disk, self._directory, spare_path(self._directory, serial), header)
-        self._list_segments([*self._segments[:keep], segment], self._segments[keep:])
-        self._pool.top_up()
-
-    def _list_segments(self, segments: list[Segment], dropped: list[Segment]) -> None:
-        """The moment at which the set of segments changes. Files go only after the list without them is in both slots."""
-        rows: tuple[SegmentRow, ...] = tuple(segment.row for segment in segments)
-        self._hard.write_settled(self.term, self.voted_for, rows)
-        self._segments = segments
-        for segment in dropped:
-            segment.close()
-            self._pool.discard(segment.path)
-
     def _settle(self) -> None:
-        """The mark of the last records and the second slot of the hard state, without waiting for the next sync."""
-        segment = self._segments[-1]
-        if segment.mark_due:
-            segment.write_mark()
-            segment.sync()
-        if not self._hard.settled:
-            self._hard.mirror()
+        self._segments.settle()
         self._quiet_since = None

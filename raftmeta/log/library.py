@@ -1,6 +1,6 @@
 """Is the library behind the wall the one that the wall was built around?
 
-The engine replaces private methods of PySyncObj 0.3.17. Another source, or asserts switched off, would change what the simulation proved,
+The wall replaces private methods of PySyncObj 0.3.17. Another source, or asserts switched off, would change what the simulation proved,
 so a member checks both before it opens anything. The digest covers the modules that the engine runs.
 """
 

@@ -1,20 +1,25 @@
 """What a data directory holds, checked record by record, before anything is changed in it.
 
 `inspect` only reads: a member that refuses to start has touched no file. It stops at the first damage and keeps what precedes it, which is
-what `accept_loss` cuts to. `adopt` then makes it the state to go on with, and removes files that the list of segments does not name.
+what `accept_loss` cuts to. `adopt` makes an undamaged finding the state to go on with, and removes files that the list of segments does not
+name.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import msgspec
 
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, DiskFailed
 from raftmeta.log.faults import Damage, HardStateCorrupt
 from raftmeta.log.hard_state import NAME, HardStateFile
+from raftmeta.log.records import cluster_digest
 from raftmeta.log.segment import Segment
-from raftmeta.log.spares import segment_path
+from raftmeta.log.segments import SegmentList
+from raftmeta.log.spares import InlineWorker, SparePool, segment_path
 
 _SEGMENT, _SPARE = "segment-", "spare-"
 
@@ -77,6 +82,40 @@ def adopt(disk: Disk, directory: Path, findings: Findings) -> HardStateFile:
     for name in findings.leftovers:  # last: until here the other slot may still name them
         disk.unlink(directory / name)
     return hard
+
+
+def accept_loss(disk: Disk, directory: Path, index: int, *, cluster_id: str, segment_bytes: int) -> tuple[int, int]:
+    """Give up the records from `index` on, which must be the damaged one that `inspect` named. Returns the range that is lost.
+
+    Only for a single member whose operator said so. The damaged bytes stay on disk, as `lost-` files or behind the new end.
+    """
+    cluster = cluster_digest(cluster_id)
+    findings = inspect(disk, directory, cluster, segment_bytes)
+    damage = findings.damage
+    if damage is None or damage.index != index:
+        close(findings)
+        found = "no damage" if damage is None else f"damage from record {damage.index} on"
+        raise RaftmetaError("bad_field", f"{directory}: expected damage from record {index} on, found {found}; nothing was changed")
+    assert findings.hard is not None
+    state = findings.hard.state
+    bad = findings.segments[-1]
+    previous = bad.end
+    if bad.last_index < bad.first_index:
+        findings.segments.pop().close()
+    else:
+        bad.sync()
+        bad.seal(bad.end)
+    lost = [row.serial for row in state.segments[len(findings.segments) :]]
+    pool = SparePool(disk, directory, segment_bytes, 0, InlineWorker(), findings.next_serial, deque(findings.spares))
+    segments = SegmentList(findings.hard, findings.segments, pool, cluster)
+    segments.begin(previous, len(segments.all), (state.term, state.voted_for))
+    for serial in lost:
+        path = segment_path(directory, serial)
+        if disk.exists(path):
+            disk.rename(path, directory / f"lost-{path.name}")
+    disk.sync_directory(directory)
+    segments.close()
+    return damage.index, damage.through
 
 
 def _check_segments(disk: Disk, directory: Path, cluster: bytes, findings: Findings) -> None:

@@ -2,8 +2,8 @@
 
 A step takes what arrived, ticks the engine, applies, and syncs the journal once; only then does what the engine wanted to send leave.
 Nothing that depends on a journal write leaves before its sync. What a follower owes the leader leaves before it applies, so that its
-acknowledgement does not wait for the entry before. The thread that owns a replica (runner.py) and the
-simulation drive it the same way. Everything in here belongs to that one thread.
+acknowledgement does not wait for the entry before. The thread that owns a replica (runner.py) and the simulation drive it the same way.
+Everything in here belongs to that one thread.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from typing import Protocol
 import msgspec
 
 from raftmeta.core.apply import apply_batch
-from raftmeta.core.commands import Body
-from raftmeta.core.errors import CODES
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
 from raftmeta.log import setup as ops
 from raftmeta.log.boot import Recovered
 from raftmeta.log.configuration import Configuration
-from raftmeta.log.engine import LEADER, Engine
+from raftmeta.log.engine import Engine
 from raftmeta.log.exchange import SnapshotExchange
+from raftmeta.log.forwarding import Authorize, Forwarding
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal
 from raftmeta.log.messages import (
@@ -32,26 +31,23 @@ from raftmeta.log.messages import (
     ForwardReply,
     Gossip,
     Proposal,
-    ProposalReply,
     ReadIndex,
     ReadIndexReply,
     SnapshotChunk,
     SnapshotReply,
     StateReport,
-    bounded_depth,
 )
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.progress import Progress
-from raftmeta.log.proposals import Pending, Proposals, Result, Sink, commands_of, decode_body, encode_body
+from raftmeta.log.proposals import Pending, Proposals, Sink, commands_of
 from raftmeta.log.quarantine import Quarantine
 from raftmeta.log.reads import Reads, ReadSink
 from raftmeta.log.reports import Reports
-from raftmeta.log.setup import Halted, Ports, Setup, Timing
+from raftmeta.log.setup import LEADER, Halted, Ports, Setup, Timing
 from raftmeta.log.shortage import Shortage
 
 EXPIRY_S = 0.05  # how often deadlines of waiting callers are looked at
 BARRIER_S = 0.5  # a member without readers renews its barrier this often, so that its staleness is known
-MAX_FORWARD_BYTES = 4 << 20
 
 
 Transmit = Callable[[list[tuple[str, AnyMessage]]], object]
@@ -76,7 +72,7 @@ class ReplicaSetup(msgspec.Struct, frozen=True):
     timing: Timing
     ports: Ports
     wall_ms: Callable[[], int]
-    authorize: Callable[[str, Body], bool]  # the leader's own check of a forwarded command
+    authorize: Authorize  # the leader's own check of a forwarded command
     rules: Rules = Rules()
     forward_timeout_s: float = 10.0
 
@@ -89,9 +85,9 @@ class Replica:
         first_id = int(setup.ports.random() * (1 << 32)) << 24
         self.proposals, self.reads = Proposals(first_id), Reads(first_id)
         self._outbox: list[tuple[str, AnyMessage]] = []
-        self._replies: dict[str, list[ProposalReply]] = {}
         self._connected: set[str] = set()
         self._leader = ""
+        self._forwarding = Forwarding(self, setup.authorize, setup.forward_timeout_s)
         self._reports = Reports(setup.member_id, self, setup.rules)
         self._shortage = Shortage(journal, exchange, self)
         self._expire_at = 0.0
@@ -153,7 +149,8 @@ class Replica:
             self._on_event(event)
         self._watch_leader()
         self._start_reads()
-        self._forward()
+        if self.engine.role != LEADER and self._leader in self._connected:
+            self._forwarding.pass_on(self._leader)
         if self._outbox:
             self._ship(transmit)
         self.engine.tick()
@@ -174,7 +171,7 @@ class Replica:
         synced_s = self._journal.sync()
         if synced_s > 0.0:
             self.sync_s = synced_s  # the last one that had something to do
-        self._flush_replies()
+        self._forwarding.flush()
         if self._outbox:
             outbox, self._outbox = self._outbox, []
             transmit(outbox)
@@ -213,10 +210,9 @@ class Replica:
     def _on_message(self, peer: str, message: AnyMessage) -> None:
         match message:
             case Forward():
-                self._on_forward(peer, message)
+                self._forwarding.on_forward(peer, message)
             case ForwardReply():
-                for reply in message.replies:
-                    self.proposals.answered(reply.id, _result_of(reply))
+                self._forwarding.on_reply(message)
             case ReadIndex():
                 self._on_read_index(peer, message)
             case ReadIndexReply():
@@ -242,45 +238,6 @@ class Replica:
             self._expire_at = now + EXPIRY_S
             self.proposals.expire(now)
             self.reads.expire(now, "no_quorum" if self._leader else "no_leader")
-
-    # ------------------------------------------------------------------ proposals
-
-    def _on_forward(self, peer: str, message: Forward) -> None:
-        for proposal in message.proposals:
-            sink = self._reply_to(peer, proposal.id)
-            if self.engine.role != LEADER:
-                sink(Result("no_leader"))
-                continue
-            try:
-                body = decode_body(proposal.body)
-            except msgspec.MsgspecError:
-                sink(Result("bad_request"))
-                continue
-            if self._setup.authorize(proposal.principal, body):
-                # Encoded again: what this build did not read of it must not reach the log, where replicas would judge it differently.
-                understood = msgspec.structs.replace(proposal, body=encode_body(body))
-                self.propose(understood, self._setup.forward_timeout_s, sink)
-            else:
-                sink(Result("forbidden"))
-
-    def _reply_to(self, peer: str, proposal_id: int) -> Sink:
-        def sink(result: Result) -> None:
-            outcome = _outcome_encoder.encode(result.outcome) if result.outcome is not None else b""
-            self._replies.setdefault(peer, []).append(ProposalReply(proposal_id, result.code, outcome, result.log_index))
-
-        return sink
-
-    def _flush_replies(self) -> None:
-        for peer, replies in sorted(self._replies.items()):
-            self._outbox.append((peer, ForwardReply(tuple(replies))))
-        self._replies.clear()
-
-    def _forward(self) -> None:
-        if self.engine.role == LEADER or not self._leader or self._leader not in self._connected:
-            return
-        proposals = self.proposals.take_forwards(MAX_FORWARD_BYTES)
-        if proposals:
-            self._outbox.append((self._leader, Forward(tuple(proposals))))
 
     # ------------------------------------------------------------------ reads
 
@@ -400,18 +357,5 @@ class Replica:
         self._observer.set_aside(Quarantine(cause, detail, self._journal.term, self._journal.voted_for))
 
 
-def _result_of(reply: ProposalReply) -> Result:
-    if reply.code != "ok":
-        return Result(reply.code if reply.code in CODES else "unknown_outcome")
-    try:
-        return Result("ok", bounded_depth(_outcome_decoder, reply.outcome), reply.index)
-    except msgspec.MsgspecError:
-        return Result("unknown_outcome")
-
-
 def _nobody(code: str, index: int) -> None:
     """The sink of a barrier that only renews the staleness bound."""
-
-
-_outcome_encoder = msgspec.msgpack.Encoder()
-_outcome_decoder = msgspec.msgpack.Decoder(Outcome)

@@ -10,11 +10,12 @@ from collections.abc import Collection
 from typing import Protocol
 
 from raftmeta.core.state import State
-from raftmeta.log.engine import LEADER, Engine
+from raftmeta.log.engine import Engine
 from raftmeta.log.guard import Rules
 from raftmeta.log.integrity import Comparison, Verdict
 from raftmeta.log.messages import StateReport
 from raftmeta.log.quarantine import Quarantined
+from raftmeta.log.setup import LEADER
 
 REPORT_EVERY = 1_000  # revisions
 REPORT_S = 10.0  # a leader that writes less than that reports this often

@@ -18,7 +18,6 @@ from raftmeta.core.commands import Body
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import Outcome
 from raftmeta.log.clock import monotonic
-from raftmeta.log.engine import LEADER, ROLE_NAMES
 from raftmeta.log.journal import Journal
 from raftmeta.log.messages import AnyMessage, Proposal
 from raftmeta.log.peers import PeerEvent
@@ -26,6 +25,7 @@ from raftmeta.log.port import LogStatus, MemberInfo
 from raftmeta.log.proposals import Result, encode_body
 from raftmeta.log.quarantine import Quarantined
 from raftmeta.log.replica import Replica
+from raftmeta.log.setup import LEADER, ROLE_NAMES
 from raftmeta.log.ticket import Ticket
 
 MAX_WAIT_S = 0.5

@@ -13,6 +13,8 @@ from raftmeta.log.messages import AnyMessage, SnapshotChunk, SnapshotReply
 from raftmeta.log.progress import Progress
 
 OP_COMMANDS, OP_NOOP, OP_MEMBERSHIP = 0, 1, 2  # first byte of a payload; 0..2 as in the library
+FOLLOWER, CANDIDATE, LEADER = 0, 1, 2  # roles, as in the library
+ROLE_NAMES = ("follower", "candidate", "leader")
 
 
 class Halted(Exception):

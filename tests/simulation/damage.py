@@ -83,11 +83,11 @@ class Damage:
     @staticmethod
     def _promised(disk: MemoryDisk, journal: Journal) -> list[tuple[Path, int]]:
         """Files, and how much of each it holds for sure: the active segment up to its mark, the hard state once it is in both slots."""
-        active = journal._segments[-1]
+        active = journal._segments.all[-1]
         files = [
             (SNAPSHOTS / name, len(disk.contents(SNAPSHOTS / name))) for name in disk.listdir(SNAPSHOTS) if name.startswith("snapshot-")
         ]
-        files += [(segment.path, segment.end.offset) for segment in journal._segments[:-1]]
+        files += [(segment.path, segment.end.offset) for segment in journal._segments.all[:-1]]
         files += [(active.path, active.marked.offset)] * 2
         files += [(JOURNAL / HARD_STATE, 2 * SLOT_BYTES if journal._hard.settled else 0)]
         return files

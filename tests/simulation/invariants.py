@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 
 from raftmeta.core.state import State
-from raftmeta.log.engine import LEADER
 from raftmeta.log.journal import Journal
 from raftmeta.log.messages import AnyMessage, AppendReply
 from raftmeta.log.replica import Replica
+from raftmeta.log.setup import LEADER
 
 
 class Violation(AssertionError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raftmeta.log.configuration import Configuration, configuration_of
-from raftmeta.log.engine import LEADER
+from raftmeta.log.setup import LEADER
 from tests.simulation.member import SimMember
 
 if TYPE_CHECKING:

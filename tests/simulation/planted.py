@@ -24,6 +24,7 @@ from raftmeta.log.configuration import Configuration
 from raftmeta.log.engine import Engine
 from raftmeta.log.guard import Rules
 from raftmeta.log.hard_state import HardStateFile
+from raftmeta.log.leadership import Elections
 from raftmeta.log.messages import VoteReply
 from raftmeta.log.progress import Progress
 from raftmeta.log.proposals import Proposals
@@ -149,8 +150,8 @@ def _term_of_any(original: Any, engine: Any, from_index: int | None, *rest: Any)
     return [(*entry[:2], engine.term) for entry in original(engine, from_index, *rest)]
 
 
-def _any_log_wins(original: Any, engine: Any, peer: str, message: Any) -> None:
-    original(engine, peer, msgspec.structs.replace(message, last_term=1 << 40))
+def _any_log_wins(original: Any, elections: Any, peer: str, message: Any) -> None:
+    original(elections, peer, msgspec.structs.replace(message, last_term=1 << 40))
 
 
 def _ack_of_nothing(original: Any, progress: Any, index: int, round_number: int) -> None:
@@ -241,7 +242,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("the leader counts what it has not synced", "R19", rules=Rules(count_self_synced=False), plan=ALONE, budget=60),
     Plant("commands end with their leader unanswered", "R12", switch=_replace(Proposals, "lost_leadership", _nothing), plan=CUT_OFF),
     Plant("a minority is a majority", "Raft", switch=_replace(Configuration, "quorum", minority)),
-    Plant("a vote for any log", "Raft", switch=_around(Engine, "_on_request_vote", _any_log_wins), plan=NETWORK, budget=200),
+    Plant("a vote for any log", "Raft", switch=_around(Elections, "on_request_vote", _any_log_wins), plan=NETWORK, budget=200),
     Plant("older terms committed by count", "Raft", switch=_around(Engine, "_SyncObj__getEntries", _term_of_any), plan=NETWORK, budget=300),
     Plant("an acknowledgement of one entry too many", "Raft", switch=_around(Progress, "on_matched", _ack_of_nothing)),
     Plant("apply depends on the process", "Raft", switch=_around(Work, "finish", _own_hash)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from raftmeta.log.engine import CANDIDATE, LEADER
+from raftmeta.log.setup import CANDIDATE, LEADER
 from tests.simulation.member import SimMember
 from tests.simulation.network import Weather
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
-from raftmeta.log.engine import LEADER, Engine
+from raftmeta.log.engine import Engine
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AnyMessage, AppendEntries, AppendReply, Entry, PreVoteReply, SnapshotChunk, SnapshotReply, VoteReply
 from raftmeta.log.progress import Progress
-from raftmeta.log.setup import OP_COMMANDS, Ports, Setup, Timing
+from raftmeta.log.setup import LEADER, OP_COMMANDS, Ports, Setup, Timing
 from tests.support.memory_disk import MemoryDisk
 
 DIRECTORY = Path("/data/journal")

@@ -15,13 +15,13 @@ import pysyncobj.syncobj
 from raftmeta.core.state import State, recompute_hash
 from raftmeta.core.types import Outcome
 from raftmeta.log.configuration import MemberSpec, configuration_of
-from raftmeta.log.engine import LEADER
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.marker import Marker, write_marker
 from raftmeta.log.messages import AnyMessage, Proposal
 from raftmeta.log.peers import Connected, Disconnected, Received
 from raftmeta.log.proposals import Result, encode_body
 from raftmeta.log.quarantine import Quarantined
+from raftmeta.log.setup import LEADER
 from tests.support.memory_disk import MemoryDisk, PowerLost
 from tests.support.scripted_member import CLUSTER_ID, DATA, ScriptedMember
 from tests.support.trio import publish

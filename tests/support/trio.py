@@ -16,7 +16,6 @@ from raftmeta.core.types import VersionSummary
 from raftmeta.log import joining, quarantine
 from raftmeta.log.boot import StateLoader, recover
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
-from raftmeta.log.engine import LEADER
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
@@ -26,7 +25,7 @@ from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.proposals import Result, encode_body
 from raftmeta.log.quarantine import Quarantine, Quarantined
 from raftmeta.log.replica import Replica, ReplicaSetup
-from raftmeta.log.setup import Ports, Timing
+from raftmeta.log.setup import LEADER, Ports, Timing
 from raftmeta.log.snapshots import SnapshotStore
 from raftmeta.log.spares import InlineWorker
 from tests.support.memory_disk import MemoryDisk

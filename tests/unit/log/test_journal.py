@@ -356,7 +356,7 @@ def test_the_number_of_segments_is_bounded() -> None:
     with pytest.raises(DiskFull, match="1000 segments, the limit"):
         fill(journal, 1, 2000, size=4000)
     journal.sync()
-    assert len(journal._segments) == 1000
+    assert len(journal._segments.all) == 1000
     assert not journal.has_room(4000)
     assert journal.sync() >= 0
     assert journal.compact_through(500) > 0

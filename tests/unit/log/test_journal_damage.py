@@ -9,7 +9,7 @@ import pytest
 
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.log import recovery
-from raftmeta.log.journal import Journal, JournalCorrupt, Tuning
+from raftmeta.log.journal import JournalCorrupt
 from raftmeta.log.records import BLOCK_BYTES, DATA_START, RECORD_HEAD_BYTES, Cursor, Mark, cluster_digest, encode_mark
 from tests.support.journals import DIRECTORY, SEGMENT_BYTES, everything, fill, open_journal, segment_paths, written
 from tests.support.memory_disk import MemoryDisk
@@ -272,7 +272,7 @@ def test_d10_what_was_torn_can_never_chain_again(cleared: bool) -> None:
 
 
 def accept(disk: MemoryDisk, index: int) -> tuple[int, int]:
-    return Journal.accept_loss(disk, DIRECTORY, index, segment_bytes=SEGMENT_BYTES, tuning=Tuning())
+    return recovery.accept_loss(disk, DIRECTORY, index, cluster_id="", segment_bytes=SEGMENT_BYTES)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from raftmeta.log.engine import LEADER
 from raftmeta.log.guard import Rules
 from raftmeta.log.messages import PreVote, PreVoteReply, TimeoutNow
 from raftmeta.log.peers import Connected, Disconnected
 from raftmeta.log.proposals import Result
+from raftmeta.log.setup import LEADER
 from tests.support.lone_engine import LoneEngine, payload
 from tests.support.lone_engine import trio as trio_of
 from tests.support.trio import Trio, publish

@@ -11,11 +11,11 @@ import sys
 
 import pytest
 
-from raftmeta.log.engine import FOLLOWER, LEADER, Peer
 from raftmeta.log.guard import Rules
 from raftmeta.log.messages import AppendEntries, AppendReply, PreVote, PreVoteReply, RequestVote, TimeoutNow, VoteReply
 from raftmeta.log.progress import MAX_INFLIGHT_MESSAGES, Progress
-from raftmeta.log.setup import Halted
+from raftmeta.log.setup import FOLLOWER, LEADER, Halted
+from raftmeta.log.wall import Peer
 from tests.support.lone_engine import LoneEngine, entry, payload, trio
 
 both = pytest.mark.parametrize("on", [True, False], ids=["rule on", "rule off"])
@@ -276,7 +276,7 @@ def test_r19_a_single_member_applies_nothing_in_the_tick_in_which_it_wins(on: bo
 
 
 def test_r20_peers_hash_the_same_in_every_process() -> None:
-    script = "from raftmeta.log.engine import Peer; print(hash(Peer('m1')), [p.id for p in {Peer(f'member-{i}') for i in range(9)}])"
+    script = "from raftmeta.log.wall import Peer; print(hash(Peer('m1')), [p.id for p in {Peer(f'member-{i}') for i in range(9)}])"
     seen = {
         subprocess.run(
             [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -10,11 +10,11 @@ import pytest
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.log import joining, quarantine
 from raftmeta.log.boot import Recovered, StateLoader, recover
-from raftmeta.log.engine import LEADER
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, JournalCorrupt, Tuning
 from raftmeta.log.opening import Openers, open_log
 from raftmeta.log.quarantine import KEPT_NAME, Quarantine
+from raftmeta.log.setup import LEADER
 from raftmeta.log.snapshots import SnapshotStore
 from tests.support.memory_disk import MemoryDisk, PowerLost
 from tests.support.trio import Box, Trio

@@ -14,14 +14,13 @@ from raftmeta.log import configuration as cfg
 from raftmeta.log import messages
 from raftmeta.log.boot import StateLoader, recover
 from raftmeta.log.configuration import MemberSpec, configuration_of
-from raftmeta.log.engine import LEADER
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AppendEntries, AppendReply, Forward, ForwardReply, Proposal, ProposalReply, SnapshotChunk
 from raftmeta.log.peers import Received
 from raftmeta.log.proposals import MAX_QUEUED, Pending, Proposals, Result, encode_body
-from raftmeta.log.setup import OP_MEMBERSHIP, Halted
+from raftmeta.log.setup import LEADER, OP_MEMBERSHIP, Halted
 from raftmeta.log.snapshots import SnapshotStore
 from raftmeta.nodes import NodeTable
 from tests.support.memory_disk import MemoryDisk
