@@ -186,7 +186,6 @@ CUT_OFF = {"kinds": ("partition", "partition", "one_way"), "gap_s": 5.0, "stormy
 ALONE = {"kinds": ("crash", "crash_inside"), "members": 1, "gap_s": 0.5}
 CHANGES = {"kinds": ("membership", "membership", "crash", "partition"), "members": 3, "gap_s": 0.7}
 SHRUNK = {"kinds": ("membership", "membership", "membership", "crash", "partition"), "members": 5, "gap_s": 0.7, "stormy_s": 30.0}
-WRONG = {"kinds": ("change_state", "crash", "partition", "heal")}
 DIFFER = {"kinds": ("two_differ",), "members": 3, "gap_s": 3.0, "stormy_s": 40.0}
 FLIPS = {"kinds": ("flip_race",), "members": 3, "gap_s": 6.0, "stormy_s": 30.0}
 LATE = {"kinds": ("late", "deaf_leader", "deaf_leader"), "gap_s": 1.0, "rate": 5.0, "members": 5}
@@ -252,7 +251,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("a read joins an earlier round", "C1", switch=_around(Reads, "start_round", _join_the_round), plan=DEAF, budget=100),
     Plant("reads before the entries are applied", "C1", switch=_around(Reads, "settle", _read_before_apply), plan=NETWORK),
     # integrity
-    Plant("a wrong state is not set aside", "integrity", rules=Rules(set_aside=False), plan=WRONG),
+    Plant("a wrong state is not set aside", "integrity", rules=Rules(set_aside=False), plan=DIFFER),
     Plant("writes between two that differ", "integrity", rules=Rules(hold_undecided=False), plan=DIFFER),
     Plant("a member that was set aside votes", "integrity", rules=Rules(wiped_waits=False), plan=FLIPS),
 )
