@@ -105,6 +105,7 @@ class Trio:
         self.jitter = {name: 0.2 * number for number, name in enumerate(names)}  # m1 stands first
         self.rules, self.exchange, self.authorize = rules or Rules(), exchange or ExchangeSettings(), authorize
         self.cut: set[tuple[str, str]] = set()  # ordered pairs that carry nothing
+        self.stuck: set[str] = set()  # members that are not stepped; what they are sent waits
         self.drop: Callable[[str, str, AnyMessage], bool] = lambda sender, receiver, message: False
         self.marker = configuration_of(tuple(MemberSpec(name, f"zone-{name}", "", "") for name in names))
         self.boxes: dict[str, Box] = {}
@@ -146,7 +147,7 @@ class Trio:
             if until():
                 return True
             self.now += STEP_S
-            for name in sorted(self.boxes):
+            for name in sorted(set(self.boxes) - self.stuck):
                 box = self.boxes[name]
                 events, box.inbox = box.inbox, []
                 outbox: list[tuple[str, AnyMessage]] = []

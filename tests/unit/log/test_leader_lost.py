@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from raftmeta.log.guard import Rules
@@ -202,3 +204,29 @@ def test_r17_who_does_not_lead_hands_nothing_over() -> None:
     trio.stop(follower.name)
     trio.run(0.05)
     assert not leader.replica.transfer(follower.name)
+
+
+def test_r9_a_leader_whose_disk_stalls_for_two_election_timeouts_is_replaced_before_its_sync_returns() -> None:
+    """Its heartbeats come from the thread that waits for the disk, so a leader that can commit nothing keeps nobody from leading."""
+    trio = Trio()
+    stalled = trio.leader()
+    meanwhile: list[str] = []
+
+    def stall(call: str, path: Path) -> None:
+        if call == "fdatasync" and not trio.stuck:
+            trio.stuck.add(stalled.name)
+            trio.run(3.0)
+            (leader,) = (box for box in trio.boxes.values() if box is not stalled and box.replica.engine.role == LEADER)
+            meanwhile.append(trio.write(leader, "meanwhile").code)
+            stalled.disk.on_call = None
+
+    stalled.disk.on_call = stall
+    results = trio.propose(stalled, publish("stalled"), "key-stalled")
+    trio.run(0.1)
+    assert meanwhile == ["ok"]
+    trio.stuck.clear()
+    trio.run(0.02)
+    assert stalled.replica.engine.role != LEADER
+    trio.run(3.0)
+    assert len({box.replica.state.state_hash for box in trio.boxes.values()}) == 1
+    assert (results[0].code == "ok") == (stalled.replica.state.outcome("key-stalled") is not None)
