@@ -2,7 +2,7 @@
 
 Equal revisions must have equal hashes. A difference is decided by a majority of the configuration and by nothing less: the member that
 stands alone against it sets itself aside; without a majority nobody is chosen, and nothing more is written until one appears or an operator
-decides. While one member is set aside or has not caught up again, no other sets itself aside: the second would take the majority along.
+decides. One at a time: of several that a majority contradicts the first by name goes, and the next one once that has caught up again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Judgement(NamedTuple):
 class Comparison:
     """Reports by revision, this member's own under its own name."""
 
-    def __init__(self, member_id: str) -> None:
-        self._id = member_id
+    def __init__(self, member_id: str, one_at_a_time: bool = True) -> None:
+        self._id, self._one_at_a_time = member_id, one_at_a_time
         self._reports: dict[int, dict[str, bytes]] = {}
-        self._unsound: set[str] = set()  # members that are set aside or have not caught up since
+        self._unsound: set[str] = set()  # members that are set aside, have not caught up since, or have not said that they have
         self._undecided: set[int] = set()
 
     @property
@@ -44,10 +44,13 @@ class Comparison:
     def own_at(self, revision: int) -> bytes | None:
         return self._reports.get(revision, {}).get(self._id)
 
+    def heard_at(self, revision: int) -> set[str]:
+        """Members whose state at that revision is known."""
+        return set(self._reports.get(revision, {}))
+
     def note(self, member: str, revision: int, state_hash: bytes, sound: bool = True) -> None:
         """A member's state at a revision. Of one that is not sound nothing is compared, now or before."""
         if not sound:
-            self._unsound.add(member)
             self.forget(member)
             return
         self._unsound.discard(member)
@@ -58,7 +61,8 @@ class Comparison:
             self._undecided.discard(oldest)
 
     def forget(self, member: str) -> None:
-        """What it said before: it may have started again since, with what its log says."""
+        """What it said before: it may have started again since, perhaps with nothing, and is not sound until it says so."""
+        self._unsound.add(member)
         for reports in self._reports.values():
             reports.pop(member, None)
 
@@ -78,11 +82,19 @@ class Comparison:
             f"{' and '.join(names)}: {found.hex()}" for found, names in groups.items()
         )
         largest = max(groups.values(), key=len)
-        if len(largest) < quorum or (self._id not in largest and self._unsound & set(members)):
+        contradicted = [member for member in sorted(reports) if member not in largest]
+        if len(largest) >= quorum:
+            self._unsound.update(member for member in contradicted if member != self._id)  # until they report again
+        if len(largest) < quorum or (self._id in contradicted and not self._may_go(contradicted, members)):
             self._undecided.add(revision)
             return Judgement(Verdict.UNDECIDED, revision, detail)
         self._decided(revision)
         return Judgement(Verdict.PEER if self._id in largest else Verdict.SELF, revision, detail)
+
+    def _may_go(self, contradicted: list[str], members: Collection[str]) -> bool:
+        """Whether no other member is set aside, or about to be before this one, or was contradicted and has not been heard since."""
+        others = self._unsound & set(members) - set(contradicted)
+        return not self._one_at_a_time or (contradicted[0] == self._id and not others)
 
     def _decided(self, revision: int) -> None:
         """A majority that agrees here settles what was open before: states do not become equal again by themselves."""

@@ -29,6 +29,7 @@ class Progress:
         "match",
         "next",
         "offset",
+        "probe_at",
         "refusals_from",
         "room",
         "sent",
@@ -41,7 +42,7 @@ class Progress:
 
     def __init__(self, next_index: int) -> None:
         self.match = 0
-        self.next = next_index  # first index not sent yet
+        self.next = self.probe_at = next_index  # first index not sent yet; where the probe began
         self.state = SendState.PROBE
         self.sent: deque[tuple[int, int]] = deque()  # (last index, bytes) of appends under way
         self.sent_bytes = 0
@@ -85,9 +86,15 @@ class Progress:
             return
         self.probe_from(max(self.match + 1, min(ask_for, self.next)), current_round)
 
+    def probe_lost(self) -> None:
+        """No answer came: what was sent counts for nothing, and heartbeats at the same place ask from here on, until one is answered."""
+        self.next = self.probe_at
+        self.sent.clear()
+        self.sent_bytes = 0
+
     def probe_from(self, index: int, current_round: int) -> None:
         self.state = SendState.PROBE
-        self.next = index
+        self.next = self.probe_at = index
         self.sent.clear()
         self.sent_bytes = 0
         self.waiting = False

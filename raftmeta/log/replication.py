@@ -113,7 +113,7 @@ class Replication:
 
     def _send_heartbeat(self, peer: str, progress: Progress, leading: Leading) -> None:
         if progress.state is SendState.PROBE and leading.now - progress.sent_at > self._timing.heartbeat_s:
-            progress.waiting = False  # the probe or its answer was lost
+            progress.probe_lost()
         prev = progress.next - 1
         held = progress.state is not SendState.SNAPSHOT and progress.next >= self._journal.first_index
         self._send_append(peer, prev if held else 0, (), leading)  # every log agrees at 0: a mere sign of life

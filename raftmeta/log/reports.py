@@ -20,6 +20,7 @@ from raftmeta.log.setup import LEADER
 REPORT_EVERY = 1_000  # revisions
 REPORT_S = 10.0  # a leader that writes less than that reports this often
 UNDECIDED_REPORT_S = 0.5  # and this often while a difference waits for a majority
+HEAR_ALL_S = 2.0  # a member that a majority contradicts waits so long for what the others say, one of whom may have to go before it
 
 
 class Owner(Protocol):
@@ -42,10 +43,11 @@ class Owner(Protocol):
 class Reports:
     def __init__(self, member_id: str, owner: Owner, rules: Rules) -> None:
         self._id, self._owner, self._rules = member_id, owner, rules
-        self._comparison = Comparison(member_id)
+        self._comparison = Comparison(member_id, rules.one_set_aside)
         self._told: dict[str, int] = {}  # peer -> revision of the last report to it
-        self._due_at = 0.0
+        self._due_at = self._now = 0.0
         self._alarmed = False
+        self._wrong: tuple[int, float] | None = None  # newest revision at which a majority contradicts this member, and since when it knows
 
     @property
     def hold(self) -> bool:
@@ -64,6 +66,9 @@ class Reports:
 
     def step(self, now: float) -> None:
         """Raises Quarantined."""
+        self._now = now
+        if self._wrong is not None and now >= self._wrong[1] + HEAR_ALL_S:
+            self._judge(self._wrong[0])
         if now >= self._due_at:
             self._due_at = now + (UNDECIDED_REPORT_S if self._comparison.undecided else REPORT_S)
             if self._owner.engine.role == LEADER:
@@ -77,8 +82,7 @@ class Reports:
 
     def heard(self, peer: str, report: StateReport) -> None:
         """Raises Quarantined."""
-        sound = report.sound or not self._rules.one_set_aside
-        self._comparison.note(peer, report.revision, report.state_hash, sound)
+        self._comparison.note(peer, report.revision, report.state_hash, report.sound)
         if report.revision == self._owner.state.revision:
             self._report()
         else:
@@ -107,6 +111,8 @@ class Reports:
     def _judge(self, revision: int) -> None:
         owner, configuration = self._owner, self._owner.engine.configuration
         judged = self._comparison.judge(revision, configuration.ids, configuration.quorum)
+        if judged.verdict in (Verdict.EQUAL, Verdict.PEER) and self._wrong is not None and revision >= self._wrong[0]:
+            self._wrong = None
         if judged.verdict is Verdict.EQUAL:
             if self._alarmed and not self._comparison.undecided:
                 self._alarmed = False
@@ -114,8 +120,15 @@ class Reports:
             return
         self._alarmed = True
         owner.alarm("integrity", judged.detail)
-        if judged.verdict is Verdict.SELF and self._rules.set_aside:
+        if judged.verdict is Verdict.SELF and self._rules.set_aside and self._has_heard_all(revision):
             owner.engine.step_down()
             detail = f"a majority of the members has another state; {judged.detail}"
             owner.set_aside("state_differs", detail)
             raise Quarantined(detail)
+
+    def _has_heard_all(self, revision: int) -> bool:
+        """Whether every linked member has said what its state is at this revision, or had the time to."""
+        since = self._now if self._wrong is None else self._wrong[1]
+        self._wrong = revision, since
+        silent = set(self._owner.linked) & set(self._owner.engine.configuration.ids) - self._comparison.heard_at(revision)
+        return not self._rules.one_set_aside or not silent or self._now >= since + HEAR_ALL_S

@@ -20,7 +20,7 @@ from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
 from raftmeta.log.messages import AnyMessage
-from raftmeta.log.peers import PeerEvent
+from raftmeta.log.peers import Connected, PeerEvent
 from raftmeta.log.setup import Timing
 from tests.simulation.clients import Clients
 from tests.simulation.faults import Faults
@@ -127,11 +127,11 @@ class Cluster(World):
     def booted(self, member: SimMember) -> None:
         """One that starts as if nothing were wrong was damaged where it does not matter, or goes on with the state of its log."""
         replica = member.replica
-        if replica is not None and not replica.engine.joining and self.faults.damage.member == member.id:
+        if replica is not None and not replica.engine.joining and self.is_damaged(member):
             self.faults.damage.over(member)
 
     def is_damaged(self, member: SimMember) -> bool:
-        return self.faults.damage.member == member.id
+        return member.id in self.faults.damage.members
 
     def set_aside(self, member: SimMember) -> None:
         """It begins again with nothing, which only a damaged member may."""
@@ -139,6 +139,9 @@ class Cluster(World):
         self.count("set aside")
         if not self.is_damaged(member):
             raise Violation(f"{member.id} was set aside although nobody had damaged it")
+        others = [m.id for m in self.members.values() if m is not member and m.replica is not None and m.replica.engine.joining]
+        if others and self.network.weather.is_clear():
+            raise Violation(f"{member.id} was set aside while {' and '.join(others)} had not caught up")
 
     def count(self, kind: str) -> None:
         self.faults.count(kind)
@@ -146,7 +149,7 @@ class Cluster(World):
     def alarm(self, member: str, code: str, detail: str) -> None:
         """Members may say that states differ only while one was changed behind its back."""
         self.note("alarm", member, code)
-        if code == "integrity" and not self.faults.damage.member:
+        if code == "integrity" and not self.faults.damage.members:
             raise Violation(f"{member} raised {code}: {detail}")
 
     def refresh_links(self) -> None:
@@ -165,6 +168,8 @@ class Cluster(World):
         for name, event in seen:
             member = self.members[name]
             if member.alive:
+                if isinstance(event, Connected):
+                    self.invariants.linked(name, event.peer)
                 member.inbox.append(event)
                 self.wake(member, self.now)
 
@@ -200,6 +205,7 @@ class Cluster(World):
         member = self.members[flight.receiver]
         event = self.network.deliver(flight)
         if event is not None and member.alive:
+            self.invariants.heard(member.id, event.peer, event.message)
             member.inbox.append(event)
             self.wake(member, self.now)
 
@@ -240,7 +246,7 @@ class Cluster(World):
         if member.replica is None or member.incarnation != incarnation:
             return
         for peer, message in outbox:
-            self.invariants.sent(member.id, incarnation, message)
+            self.invariants.sent(member.id, incarnation, peer, message)
             for delay, flight in self.network.send(member.id, peer, message):
                 self.at(self.now + delay, self._deliver, flight)
 

@@ -25,12 +25,11 @@ JOURNAL, SNAPSHOTS, KEPT = DIRECTORY / "journal", DIRECTORY / "snapshots", DIREC
 class Damage:
     def __init__(self, cluster: Cluster, faults: Faults) -> None:
         self._cluster, self._faults = cluster, faults
-        self.member = ""  # who is damaged now, "" for nobody
+        self.members: set[str] = set()  # who is damaged now
 
     def over(self, member: SimMember) -> None:
         """It has caught up; an operator has looked at what was kept, and removed it."""
-        if self.member == member.id:
-            self.member = ""
+        self.members.discard(member.id)
         for folder in (KEPT, KEPT / "journal", KEPT / "snapshots"):
             for name in member.disk.listdir(folder):
                 member.disk.unlink(folder / name)
@@ -49,7 +48,7 @@ class Damage:
         if size == 0:
             return False
         self._faults.count("bit flip")
-        self.member = member.id
+        self.members.add(member.id)
         offset, bit = random.randrange(size), 1 << random.randrange(8)
 
         def damage() -> None:
@@ -67,18 +66,29 @@ class Damage:
         replica = member.replica
         if replica is None or not self._may_harm(replica) or replica.state.revision == 0:
             return False
+        self._change(member, replica)
+        return True
+
+    def change_two_of_five(self) -> None:
+        """Two of them: the majority is right, and they have to go one after the other."""
+        first, second = self._faults.random.sample(sorted(self._cluster.members), 2)
+        member = self._cluster.members[second]
+        if len(self._cluster.members) == 5 and member.replica is not None and self.change_state(self._cluster.members[first]):
+            self._faults.count("two states changed")
+            self._change(member, member.replica)
+
+    def _change(self, member: SimMember, replica: Replica) -> None:
         self._faults.count("state changed")
-        self.member = member.id
+        self.members.add(member.id)
         member.diverged = True
         replica.state = msgspec.structs.replace(replica.state, hash_sum=replica.state.hash_sum ^ (1 << self._faults.random.randrange(256)))
-        return True
 
     def _may_harm(self, replica: Replica) -> bool:
         """Only while the others are enough: everybody is a member as far as anybody knows, and nobody else is damaged or catching up."""
         everybody = set(self._cluster.members)
         replicas = [member.replica for member in self._cluster.members.values() if member.replica is not None]
         whole = all(set(each.engine.configuration.ids) == everybody and not each.engine.joining for each in replicas)
-        return not self.member and whole and replica.engine.configuration == replica.engine.configuration_at(replica.engine.commit_index)
+        return not self.members and whole and replica.engine.configuration == replica.engine.configuration_at(replica.engine.commit_index)
 
     @staticmethod
     def _promised(disk: MemoryDisk, journal: Journal) -> list[tuple[Path, int]]:

@@ -26,7 +26,8 @@ BY_ROLE = ("crash", "crash planned", "pause", "slow disk", "EIO", "ENOSPC", "clo
 ANY = (
     "crash inside a step", "partition", "partial partition", "one-way cut", "weather", "loss", "duplication", "delay", "heal",
     "bit flip", "state changed", "set aside", "snapshot installed", "member removed", "member added", "client retry", "stale message",
-    "vote race", "flip race", "two that differ", "deaf leader", "blink", "transfer",
+    "vote race", "flip race", "two that differ", "deaf leader", "blink", "transfer", "absence",
+    "two states changed",
 )  # fmt: skip
 EXPECTED = (*(f"{kind} {role}" for kind in BY_ROLE for role in ("follower", "leader")), *ANY)  # none may stay at zero over many seeds
 
@@ -35,6 +36,7 @@ class Faults:
     def __init__(self, cluster: Cluster, random: Random, kinds: Sequence[str] = (), gap_s: float = 0.0) -> None:
         self._cluster, self.random = cluster, random
         self.counts: Counter[str] = Counter()
+        self.disturbances = 0  # faults so far, of all kinds
         self._until = 0.0
         self._slow: dict[str, float] = {}  # member -> slow disk until
         self._mean_gap_s = gap_s or random.choice((0.3, 1.0, 3.0))
@@ -58,12 +60,14 @@ class Faults:
             "clock_jump": (self._clock_jump, 1),
             "flip": (self.damage.flip_any, 1),
             "change_state": (self.damage.change_any, 1),
+            "change_two": (self.damage.change_two_of_five, 1),
             "membership": (self._membership.change, 1),
             "vote_race": (self.races.vote_race, 1),
             "flip_race": (self.races.flip_race, 1),
             "two_differ": (self.races.two_differ, 1),
             "deaf_leader": (self.races.deaf_leader, 1),
             "blink": (self.races.blink, 1),
+            "absence": (self.races.absence, 1),
             "transfer": (self.races.transfer, 1),
         }
         chosen = [table[kind] for kind in kinds or table]
@@ -97,12 +101,19 @@ class Faults:
             return self.random.uniform(0.05, 0.4)
         return self.random.uniform(0.0001, 0.002)
 
+    def nothing_lasts(self) -> bool:
+        """Whether no member sleeps or waits for its disk because of an earlier fault."""
+        now = self._cluster.now
+        asleep = any(member.paused_until > now or not member.alive for member in self._cluster.members.values())
+        return not asleep and all(until <= now for until in self._slow.values())
+
     def pick(self) -> SimMember:
         return self._cluster.members[self.random.choice(sorted(self._cluster.members))]
 
     def count(self, kind: str, member: SimMember | None = None) -> None:
         role = ("down" if member.replica is None else ROLES[member.replica.engine.role]) if member else ""
         self.counts[f"{kind} {role}".strip()] += 1
+        self.disturbances += kind != "client retry"
         self._cluster.note("fault", kind, member.id if member else "")
 
     def _act(self, _: object) -> None:

@@ -6,7 +6,8 @@ import hashlib
 
 from raftmeta.core.state import State
 from raftmeta.log.journal import Journal
-from raftmeta.log.messages import AnyMessage, AppendReply
+from raftmeta.log.messages import AnyMessage, AppendEntries, AppendReply, SnapshotReply
+from raftmeta.log.progress import MAX_INFLIGHT_MESSAGES
 from raftmeta.log.replica import Replica
 from raftmeta.log.setup import LEADER
 
@@ -24,6 +25,9 @@ class Invariants:
         self.by_revision: dict[int, bytes] = {}
         self._terms: dict[str, int] = {}
         self._commits: dict[str, int] = {}
+        self._under_way: dict[
+            tuple[str, str], tuple[int, set[int]]
+        ] = {}  # (leader, follower) -> term, where appends began that await an answer
         self._asked_for: dict[tuple[str, int], int] = {}  # (member, incarnation) -> from where it wants entries
         self.leader_changes = 0
 
@@ -79,13 +83,31 @@ class Invariants:
             raise Violation(f"{member} went back from commit {self._commits[member]} to {engine.commit_index}")
         self._commits[member] = engine.commit_index
 
-    def sent(self, member: str, incarnation: int, message: AnyMessage) -> None:
-        """A member that refuses asks for what follows its commit index, so while it runs it never asks for something earlier (R14)."""
-        if isinstance(message, AppendReply) and not message.matched:
+    def sent(self, member: str, incarnation: int, peer: str, message: AnyMessage) -> None:
+        """A member that refuses asks for what follows its commit index, so while it runs it never asks for something earlier (R14).
+
+        And who does not answer is not sent more than a window holds (R15).
+        """
+        if isinstance(message, AppendEntries) and message.entries:
+            term, under_way = self._under_way.get((member, peer), (0, set()))
+            if term != message.term:
+                term, under_way = self._under_way[member, peer] = message.term, set()
+            under_way.add(message.entries[0].index)  # a probe that is sent again begins where it did
+            if len(under_way) > MAX_INFLIGHT_MESSAGES:
+                raise Violation(f"{member} sent {peer} more than {MAX_INFLIGHT_MESSAGES} appends without an answer")
+        elif isinstance(message, AppendReply) and not message.matched:
             before = self._asked_for.setdefault((member, incarnation), message.next_index)
             if message.next_index < before:
                 raise Violation(f"{member} asks for entries from {message.next_index} on, and had asked for those from {before} on before")
             self._asked_for[member, incarnation] = message.next_index
+
+    def heard(self, member: str, peer: str, message: AnyMessage) -> None:
+        if isinstance(message, AppendReply | SnapshotReply):
+            self._under_way.pop((member, peer), None)
+
+    def linked(self, member: str, peer: str) -> None:
+        """On a new link what was under way on the old one is sent again."""
+        self._under_way.pop((member, peer), None)
 
     def booted(self, member: str, replica: Replica, journal: Journal) -> None:
         """A restart may forget how far the log is committed, never a term it acted in, nor an entry that made a majority."""

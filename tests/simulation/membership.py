@@ -32,7 +32,7 @@ class Membership:
             return
         victim = self._faults.pick()
         if (
-            victim is not leader and victim.id in now.ids and not self._faults.damage.member
+            victim is not leader and victim.id in now.ids and not self._faults.damage.members
         ):  # what is left must be a majority that is whole
             self._propose(leader, _without(now, victim.id), "member removed")
             another = self._faults.pick()

@@ -24,6 +24,9 @@ class Weather(msgspec.Struct):
     late_to: str = ""  # whatever this member is sent takes up to slow_s
     cut: frozenset[tuple[str, str]] = frozenset()  # ordered pairs (from, to) that carry nothing
 
+    def is_clear(self) -> bool:
+        return not (self.loss or self.double or self.slow or self.late_to or self.cut)
+
 
 class Flight(msgspec.Struct, frozen=True):
     sender: str
@@ -86,7 +89,7 @@ class SimNetwork:
                 self.counts["loss"] += 1
         return flights
 
-    def deliver(self, flight: Flight) -> PeerEvent | None:
+    def deliver(self, flight: Flight) -> Received | None:
         link = (min(flight.sender, flight.receiver), max(flight.sender, flight.receiver))
         alive = (self._up.get(flight.sender), self._up.get(flight.receiver)) == flight.incarnations
         if not alive or link not in self._links or (flight.sender, flight.receiver) in self.weather.cut:

@@ -192,6 +192,11 @@ ALONE = {"kinds": ("crash", "crash_inside"), "members": 1, "gap_s": 0.5}
 CHANGES = {"kinds": ("membership", "membership", "crash", "partition"), "members": 3, "gap_s": 0.7}
 SHRUNK = {"kinds": ("membership", "membership", "membership", "crash", "partition"), "members": 5, "gap_s": 0.7, "stormy_s": 30.0}
 DIFFER = {"kinds": ("two_differ",), "members": 3, "gap_s": 3.0, "stormy_s": 40.0}
+TWO = {"kinds": ("change_two",), "members": 5, "gap_s": 12.0, "stormy_s": 30.0}
+INSIDE = {"kinds": ("crash_inside", "crash_inside", "crash", "partition"), "gap_s": 0.3, "members": 3}
+READS = {"kinds": ("weather", "partition", "heal"), "gap_s": 1.0, "rate": 100.0, "reads": 0.7, "members": 3}
+AWAY = {"kinds": ("absence",), "gap_s": 8.0, "stormy_s": 30.0}
+SILENT = {"kinds": ("one_way",), "gap_s": 10.0, "stormy_s": 30.0, "rate": 60.0}
 FLIPS = {"kinds": ("flip_race",), "members": 3, "gap_s": 6.0, "stormy_s": 30.0}
 LATE = {"kinds": ("late", "deaf_leader", "deaf_leader"), "gap_s": 1.0, "rate": 5.0, "members": 5}
 LIVES = {"kinds": ("late", "crash", "blink", "transfer"), "gap_s": 0.5}
@@ -204,7 +209,7 @@ minority = property(lambda configuration: max(1, len(configuration.members) // 2
 PLANTS: tuple[Plant, ...] = (
     # the disk
     Plant("no sync of the journal", "D1", switch=_replace(MemoryDisk, "fdatasync", _nothing), plan=CRASHES),
-    Plant("acknowledged before the sync", "D1", switch=_around(Replica, "_ship", _acknowledge_first), plan=CRASHES),
+    Plant("acknowledged before the sync", "D1", switch=_around(Replica, "_ship", _acknowledge_first), plan=INSIDE, budget=100),
     # with pre-vote on, two candidates of one term and a crash between their requests would have to meet within a millisecond
     Plant(
         "vote not stored (and no pre-vote)", "D1", rules=Rules(pre_vote=False), switch=_stored(_forgotten_vote), plan=ELECTIONS, budget=150
@@ -240,9 +245,13 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant("several membership changes at once", "R4", rules=Rules(one_change_at_a_time=False), plan=CHANGES, budget=200),
     Plant("votes counted without the voter", "R7", rules=Rules(voters_once=False), plan=DOUBLED, budget=60),
+    Plant("elections without a pre-vote", "R8", rules=Rules(pre_vote=False), plan=AWAY),
+    Plant("a leader that nobody answers leads on", "R9", rules=Rules(check_quorum=False), plan=AWAY),
     Plant("the configured members count after a restart", "R13", rules=Rules(boot_from_log=False), plan=SHRUNK, budget=200),
     Plant("refusals step back one by one", "R14", rules=Rules(jump_back=False), plan=NETWORK),
+    Plant("appends without a window", "R15", rules=Rules(window=False), plan=SILENT),
     Plant("stale terms not answered", "R16", rules=Rules(answer_stale=False), plan=BLINKS, budget=200),
+    Plant("only who has everything takes over", "R17", rules=Rules(wait_for_successor=False), plan=HANDED_OVER),
     Plant(  # a step syncs behind its tick, so that one tick alone never finds anything that is not synced
         "the leader counts what it has not synced (and ticks twice)",
         "R19",
@@ -260,9 +269,10 @@ PLANTS: tuple[Plant, ...] = (
     Plant("reads before an entry of the term", "C1", rules=Rules(read_after_noop=False), plan=HANDED_OVER, budget=100),
     Plant("reads without a round", "C1", rules=Rules(confirm_reads=False), plan=NETWORK),
     Plant("a read joins an earlier round", "C1", switch=_around(Reads, "start_round", _join_the_round), plan=DEAF, budget=100),
-    Plant("reads before the entries are applied", "C1", switch=_around(Reads, "settle", _read_before_apply), plan=NETWORK),
+    Plant("reads before the entries are applied", "C1", switch=_around(Reads, "settle", _read_before_apply), plan=READS),
     # integrity
     Plant("a wrong state is not set aside", "integrity", rules=Rules(set_aside=False), plan=DIFFER),
+    Plant("two members set aside at once", "integrity", rules=Rules(one_set_aside=False), plan=TWO),
     Plant("writes between two that differ", "integrity", rules=Rules(hold_undecided=False), plan=DIFFER),
     Plant("a member that was set aside votes", "integrity", rules=Rules(wiped_waits=False), plan=FLIPS),
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from raftmeta.log.setup import CANDIDATE, LEADER
+from tests.simulation.invariants import Violation
 from tests.simulation.member import SimMember
 from tests.simulation.network import Weather
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.0002  # shorter than any message takes
 KNOWN_S = 14.0  # an election and the leader's next report: until then two members that differ may not know it
 DIFFER_S = 25.0
+NOTICED_S = 2.5  # an election timeout and what is under way
 
 
 class TwoDiffer(msgspec.Struct, frozen=True):
@@ -28,6 +30,16 @@ class TwoDiffer(msgspec.Struct, frozen=True):
     since: float
     incarnations: dict[str, int]
     weather: Weather  # in which no report is lost
+
+
+class Absence(msgspec.Struct, frozen=True):
+    """One member is away; who led when that began, and the count of everything that befell anybody until then."""
+
+    away: SimMember
+    leader: SimMember
+    term: int
+    weather: Weather
+    disturbances: int
 
 
 class Races:
@@ -143,9 +155,52 @@ class Races:
         leader = self._leader()
         if leader is None or leader.replica is None:
             return
-        if leader.replica.transfer(self._faults.random.choice(self._others(leader))):
+        target, engine = self._faults.random.choice(self._others(leader)), leader.replica.engine
+        if leader.replica.transfer(target):
             self._faults.count("transfer")
             self._cluster.wake(leader, self._cluster.now)
+        elif leader.replica.is_connected(target) and target in engine.configuration.ids:
+            raise Violation(f"{leader.id} leads and does not hand over to {target}, which follows it")
+
+    def absence(self) -> None:
+        """One member hears nobody for a while: a leader notices that it leads no more, a follower that comes back deposes nobody."""
+        leader = self._leader()
+        if leader is None or leader.replica is None or not self._faults.nothing_lasts():
+            return
+        away = self._faults.pick()
+        self._faults.count("absence")
+        self._cluster.network.weather = Weather()
+        self._isolate(away.id)
+        watch = Absence(away, leader, leader.replica.engine.term, self._cluster.network.weather, self._faults.disturbances)
+        if away is leader:
+            self._cluster.at(self._cluster.now + NOTICED_S, self._leads_no_more, watch)
+            self._heal_after(NOTICED_S + 1.0)
+        else:
+            self._cluster.at(self._cluster.now + 4.0, self._is_back, watch)
+
+    def _leads_no_more(self, watch: Absence) -> None:
+        if self._is_undisturbed(watch) and watch.away.role == LEADER:
+            raise Violation(f"{watch.away.id} still leads, {NOTICED_S:g} s after anybody could hear it")
+
+    def _is_back(self, watch: Absence) -> None:
+        if self._cluster.network.weather is not watch.weather:
+            return
+        undisturbed = self._is_undisturbed(watch) and self._still_leads(watch)
+        self._faults.heal()
+        if undisturbed:
+            again = msgspec.structs.replace(watch, weather=self._cluster.network.weather, disturbances=self._faults.disturbances)
+            self._cluster.at(self._cluster.now + 2.0, self._deposed_nobody, again)
+
+    def _deposed_nobody(self, watch: Absence) -> None:
+        if self._is_undisturbed(watch) and not self._still_leads(watch):
+            raise Violation(f"{watch.leader.id} was deposed by {watch.away.id}, which had been away")
+
+    def _still_leads(self, watch: Absence) -> bool:
+        replica = watch.leader.replica
+        return replica is not None and (replica.engine.role, replica.engine.term) == (LEADER, watch.term)
+
+    def _is_undisturbed(self, watch: Absence) -> bool:
+        return self._cluster.network.weather is watch.weather and self._faults.disturbances == watch.disturbances
 
     def _heal_after(self, seconds: float) -> None:
         weather = self._cluster.network.weather

@@ -60,6 +60,30 @@ def test_while_one_member_is_set_aside_no_second_one_is() -> None:
     assert found.judge(1_000, FIVE, 3).verdict is Verdict.SELF
 
 
+def test_of_two_that_a_majority_contradicts_the_first_by_name_goes_first() -> None:
+    def judged_by(name: str, *, one_at_a_time: bool = True) -> Comparison:
+        found = Comparison(name, one_at_a_time)
+        for member, state_hash in {"m1": A, "m2": B, "m3": B, "m4": C, "m5": B}.items():
+            found.note(member, 1_000, state_hash)
+        return found
+
+    first, second = judged_by("m1"), judged_by("m4")
+    assert first.judge(1_000, FIVE, 3).verdict is Verdict.SELF
+    assert second.judge(1_000, FIVE, 3).verdict is Verdict.UNDECIDED
+    assert judged_by("m2").judge(1_000, FIVE, 3).verdict is Verdict.PEER
+    assert judged_by("m4", one_at_a_time=False).judge(1_000, FIVE, 3).verdict is Verdict.SELF
+    for member in ("m2", "m3", "m5"):
+        second.note(member, 1_100, B)
+    second.note("m4", 1_100, C)
+    assert second.judge(1_100, FIVE, 3).verdict is Verdict.UNDECIDED  # the first one is silent: it may be setting itself aside
+    second.forget("m1")  # it is back, and has not said how
+    assert second.judge(1_000, FIVE, 3).verdict is Verdict.UNDECIDED
+    second.note("m1", 2_000, B, sound=False)
+    assert second.judge(1_000, FIVE, 3).verdict is Verdict.UNDECIDED
+    second.note("m1", 2_000, B)
+    assert second.judge(1_000, FIVE, 3).verdict is Verdict.SELF
+
+
 def test_what_a_member_said_before_it_was_set_aside_counts_no_more() -> None:
     found = compared(A, m2=A, m3=B)
     assert found.judge(1_000, THREE, 2).verdict is Verdict.PEER

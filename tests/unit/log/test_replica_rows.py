@@ -17,7 +17,7 @@ from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, Tuning
-from raftmeta.log.messages import AppendEntries, AppendReply, Forward, ForwardReply, Proposal, ProposalReply, SnapshotChunk
+from raftmeta.log.messages import AnyMessage, AppendEntries, AppendReply, Forward, ForwardReply, Proposal, ProposalReply, SnapshotChunk
 from raftmeta.log.peers import Received
 from raftmeta.log.proposals import MAX_QUEUED, Pending, Proposals, Result, encode_body
 from raftmeta.log.setup import LEADER, OP_MEMBERSHIP, Halted
@@ -289,7 +289,8 @@ def test_r14_a_suffix_of_fifty_divergent_entries_rejoins_in_a_few_round_trips() 
     for number in range(30):
         assert trio.write(leader, f"v{number}").code == "ok"
     assert old.replica.engine.last_index == common + 50
-    leader.replica.engine.replication.followers[old.name].next = leader.replica.engine.last_index + 1  # as after another election
+    replication = leader.replica.engine.replication
+    replication.followers[old.name].probe_from(leader.replica.engine.last_index + 1, replication.round)  # as after another election
     refusals = 0
 
     def count(sender: str, receiver: str, message: object) -> bool:
@@ -300,6 +301,28 @@ def test_r14_a_suffix_of_fifty_divergent_entries_rejoins_in_a_few_round_trips() 
     trio.cut, trio.drop = set(), count
     assert trio.run(3.0, lambda: len(labels(trio, old.name)) == 30)
     assert 1 <= refusals <= 5
+
+
+def test_r15_a_follower_that_never_answered_gets_one_append_with_entries_and_is_asked_by_heartbeats_from_then_on() -> None:
+    trio = Trio()
+    sent: list[AppendEntries] = []
+
+    def watch(sender: str, receiver: str, message: AnyMessage) -> bool:
+        if receiver == "m3" and isinstance(message, AppendEntries):
+            sent.append(message)
+        return sender == "m3"
+
+    trio.drop = watch
+    leader = trio.leader()
+    for number in range(30):
+        assert trio.write(leader, f"v{number}").code == "ok"
+        trio.run(0.1)
+    with_entries = [message for message in sent if message.entries]
+    assert len(with_entries) == 1
+    assert {message.prev_index for message in sent if message.round > with_entries[0].round + 20} == {with_entries[0].prev_index}
+    assert not leader.replica.engine.replication.followers["m3"].sent
+    trio.drop = lambda sender, receiver, message: False
+    assert trio.run(1.0, lambda: len(labels(trio, "m3")) == 30)
 
 
 @both
