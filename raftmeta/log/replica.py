@@ -17,6 +17,7 @@ from raftmeta.core.apply import apply_batch
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
+from raftmeta.durable import DiskFull
 from raftmeta.log import setup as ops
 from raftmeta.log.boot import Recovered
 from raftmeta.log.configuration import Configuration
@@ -40,7 +41,7 @@ from raftmeta.log.messages import (
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.progress import Progress
 from raftmeta.log.proposals import Pending, Proposals, Sink, commands_of
-from raftmeta.log.quarantine import Quarantine
+from raftmeta.log.quarantine import Quarantine, Quarantined
 from raftmeta.log.reads import Reads, ReadSink
 from raftmeta.log.reports import Reports
 from raftmeta.log.setup import LEADER, Halted, Ports, Setup, Timing
@@ -354,7 +355,10 @@ class Replica:
         self._observer.alarm_over(code)
 
     def set_aside(self, cause: str, detail: str) -> None:
-        self._observer.set_aside(Quarantine(cause, detail, self._journal.term, self._journal.voted_for))
+        try:
+            self._observer.set_aside(Quarantine(cause, detail, self._journal.term, self._journal.voted_for))
+        except DiskFull as full:  # what its disk says may still be right, and is more than this member has now
+            raise Quarantined(f"{detail}; it begins again from its disk, which has no room to set anything aside: {full.detail}") from full
 
 
 def _nobody(code: str, index: int) -> None:

@@ -63,6 +63,19 @@ def test_a_follower_with_another_state_is_set_aside_and_comes_back_with_the_righ
     assert "alarm over integrity" in trio.leader().told
 
 
+def test_a_member_with_a_wrong_state_and_a_full_disk_begins_again_from_it_and_is_right() -> None:
+    trio = Trio()
+    leader, follower = trio.leader(), trio.follower()
+    trio.write(leader, "v1")
+    diverge(follower)
+    follower.disk.capacity_bytes = follower.disk.used_bytes()
+    compared(trio)
+    again = trio.boxes[follower.name]
+    assert again is not follower and "set aside" in again.told
+    assert not again.replica.engine.joining and not again.disk.exists(DATA / quarantine.MARK_NAME)
+    assert len(hashes(trio)) == 1
+
+
 def test_without_the_rule_the_wrong_state_stays_and_only_the_alarm_tells() -> None:
     trio = Trio(rules=Rules(set_aside=False))
     leader, follower = trio.leader(), trio.follower()
