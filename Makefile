@@ -50,7 +50,7 @@ bench: $(STAMP)  ## Measure against named peers, one JSON line a case
 	$(BIN)/python -m benchmarks
 
 coverage-core: $(STAMP)  ## Branch coverage of the pure core; fails below 100 %
-	$(BIN)/python -m coverage run --branch --source=raftmeta.core,raftmeta.codec --data-file=.coverage.core -m pytest tests/unit/core tests/unit/test_codec.py tests/scenarios
+	$(BIN)/python -m coverage run --branch --source=raftmeta.core,raftmeta.codec --data-file=.coverage.core -m pytest tests/unit/core tests/unit/test_codec.py tests/unit/test_state_damaged.py tests/scenarios
 	$(BIN)/python -m coverage report --data-file=.coverage.core --show-missing --fail-under=100
 
 clean:  ## Remove .venv and everything that was made

@@ -114,7 +114,7 @@ class SnapshotExchange:
 
     def _due(self, engine: Engine, state_bytes: int) -> bool:
         grown = self._journal.bytes - self._bytes_at_last
-        limit = min(self._settings.journal_bytes, max(WORTH_BYTES, state_bytes // 2))
+        limit = min(self._settings.journal_bytes, max(WORTH_BYTES, state_bytes // 3))
         return grown >= limit or engine.applied_index - self.index >= self._settings.entries
 
     def _finish(self, job: Handle[SnapshotMeta], engine: Engine) -> None:

@@ -53,7 +53,7 @@ class Log:
 
 @pytest.mark.parametrize(
     ("state_mib", "expected_mib"),
-    [(0, WORTH_BYTES >> 20), (100, 50), (10_000, 256)],
+    [(0, WORTH_BYTES >> 20), (150, 50), (10_000, 256)],
 )
 def test_a_snapshot_is_due_when_applying_the_journal_again_costs_more_than_writing_the_state(state_mib: int, expected_mib: int) -> None:
     log = Log(ExchangeSettings())
