@@ -138,6 +138,15 @@ def test_more_records_than_one_bulk_are_restored() -> None:
     assert snapshot(codec.restore(codec.snapshot_chunks(state))) == snapshot(state)
 
 
+def test_a_key_that_stands_twice_is_refused_however_far_apart() -> None:
+    payloads = [command_bytes(publication("m", str(number)), f"k{number}") for number in range(codec.BULK + 10)]
+    frames = frames_of(snapshot(apply_batch(State.empty(), payloads).state))
+    place = place_of(frames, codec.VERSION, codec.BULK + 5)
+    record = msgspec.msgpack.decode(frames[place][1], type=VersionRecord)
+    frames[place] = (codec.VERSION, encode_record(msgspec.structs.replace(record, label="3")))
+    refused(joined(frames), "'m/3' stands twice")
+
+
 def test_nothing_is_read_ahead_of_what_the_caller_sent() -> None:
     """The reader holds at most a frame, so a stream that breaks off is noticed when it does."""
 
