@@ -82,6 +82,8 @@ class Reports:
 
     def heard(self, peer: str, report: StateReport) -> None:
         """Raises Quarantined."""
+        if peer == self._owner.engine.leader_id and peer in self._comparison.heard_at(report.revision):
+            self._told.pop(peer, None)  # a leader that says it again may not have heard what this member said
         self._comparison.note(peer, report.revision, report.state_hash, report.sound)
         if report.revision == self._owner.state.revision:
             self._report()

@@ -12,6 +12,7 @@ from raftmeta.log import joining, quarantine
 from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal, JournalCorrupt, Tuning
+from raftmeta.log.messages import AnyMessage, StateReport
 from raftmeta.log.opening import Openers, open_log
 from raftmeta.log.quarantine import KEPT_NAME, Quarantine
 from raftmeta.log.setup import LEADER
@@ -61,6 +62,29 @@ def test_a_follower_with_another_state_is_set_aside_and_comes_back_with_the_righ
     assert again.disk.exists(DATA / KEPT_NAME / "record")
     assert any(name.startswith("segment-") for name in again.disk.listdir(DATA / KEPT_NAME / "journal"))
     assert "alarm over integrity" in trio.leader().told
+
+
+def test_a_leader_that_did_not_hear_a_report_asks_again() -> None:
+    trio = Trio()
+    leader = trio.leader()
+    trio.write(leader, "v1")
+    trio.run(0.5)
+    diverge(leader)
+    lost: list[str] = []
+
+    def lose_the_first(sender: str, receiver: str, message: AnyMessage) -> bool:
+        first = receiver == leader.name and isinstance(message, StateReport) and sender not in lost
+        lost.extend([sender] * first)
+        return first
+
+    trio.drop = lose_the_first
+    for box in trio.boxes.values():
+        box.replica._reports._told.clear()
+        box.replica._reports._comparison._reports.clear()
+    trio.run(25.0)
+    assert len(lost) == 2
+    assert "set aside" in trio.boxes[leader.name].told
+    assert len(hashes(trio)) == 1
 
 
 def test_a_member_with_a_wrong_state_and_a_full_disk_begins_again_from_it_and_is_right() -> None:
