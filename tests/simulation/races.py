@@ -30,6 +30,7 @@ class TwoDiffer(msgspec.Struct, frozen=True):
     since: float
     incarnations: dict[str, int]
     weather: Weather  # in which no report is lost
+    cut: frozenset[tuple[str, str]]
 
 
 class Absence(msgspec.Struct, frozen=True):
@@ -101,7 +102,8 @@ class Races:
         self._cluster.network.weather = Weather()
         self._isolate(third)
         incarnations = {name: self._cluster.members[name].incarnation for name in (first, second)}
-        self._differ = TwoDiffer(self._cluster.now, incarnations, self._cluster.network.weather)
+        weather = self._cluster.network.weather
+        self._differ = TwoDiffer(self._cluster.now, incarnations, weather, weather.cut)
         self._heal_after(DIFFER_S)
 
     def differ_without_a_third(self, began: float) -> str:
@@ -110,9 +112,14 @@ class Races:
         if found is None or began < found.since + KNOWN_S:
             return ""
         members = [self._cluster.members[name] for name in found.incarnations]
-        undisturbed = self._cluster.network.weather is found.weather and all(
-            member.alive and member.incarnation == found.incarnations[member.id] and member.paused_until <= found.since
-            for member in members
+        now = self._cluster.network.weather
+        undisturbed = (
+            now is found.weather
+            and now.cut is found.cut
+            and all(
+                member.alive and member.incarnation == found.incarnations[member.id] and member.paused_until <= found.since
+                for member in members
+            )
         )
         return " and ".join(found.incarnations) if undisturbed and any(member.diverged for member in members) else ""
 
