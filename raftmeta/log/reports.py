@@ -47,7 +47,7 @@ class Reports:
         self._told: dict[str, int] = {}  # peer -> revision of the last report to it
         self._due_at = self._now = 0.0
         self._alarmed = False
-        self._wrong: tuple[int, float] | None = None  # newest revision at which a majority contradicts this member, and since when it knows
+        self._wrong: tuple[int, float] | None = None  # newest revision at which a majority contradicts this member; how long it waits
 
     @property
     def hold(self) -> bool:
@@ -67,8 +67,9 @@ class Reports:
     def step(self, now: float) -> None:
         """Raises Quarantined."""
         self._now = now
-        if self._wrong is not None and now >= self._wrong[1] + HEAR_ALL_S:
-            self._judge(self._wrong[0])
+        if self._wrong is not None and now >= self._wrong[1]:
+            revision, self._wrong = self._wrong[0], None
+            self._judge(revision, all_had_time=True)
         if now >= self._due_at:
             self._due_at = now + (UNDECIDED_REPORT_S if self._comparison.undecided else REPORT_S)
             if self._owner.engine.role == LEADER:
@@ -110,7 +111,7 @@ class Reports:
             self._told[peer] = revision
             self._owner.send(peer, StateReport(revision, own, not self._owner.engine.joining))
 
-    def _judge(self, revision: int) -> None:
+    def _judge(self, revision: int, *, all_had_time: bool = False) -> None:
         owner, configuration = self._owner, self._owner.engine.configuration
         judged = self._comparison.judge(revision, configuration.ids, configuration.quorum)
         if judged.verdict in (Verdict.EQUAL, Verdict.PEER) and self._wrong is not None and revision >= self._wrong[0]:
@@ -122,15 +123,15 @@ class Reports:
             return
         self._alarmed = True
         owner.alarm("integrity", judged.detail)
-        if judged.verdict is Verdict.SELF and self._rules.set_aside and self._has_heard_all(revision):
+        if judged.verdict is Verdict.SELF and self._rules.set_aside:
+            if self._rules.one_set_aside and not all_had_time and self._silent(revision):
+                self._wrong = revision, self._now + HEAR_ALL_S if self._wrong is None else self._wrong[1]
+                return
             owner.engine.step_down()
             detail = f"a majority of the members has another state; {judged.detail}"
             owner.set_aside("state_differs", detail)
             raise Quarantined(detail)
 
-    def _has_heard_all(self, revision: int) -> bool:
-        """Whether every linked member has said what its state is at this revision, or had the time to."""
-        since = self._now if self._wrong is None else self._wrong[1]
-        self._wrong = revision, since
-        silent = set(self._owner.linked) & set(self._owner.engine.configuration.ids) - self._comparison.heard_at(revision)
-        return not self._rules.one_set_aside or not silent or self._now >= since + HEAR_ALL_S
+    def _silent(self, revision: int) -> set[str]:
+        """Linked members of which it is not known what their state at this revision is."""
+        return set(self._owner.linked) & set(self._owner.engine.configuration.ids) - self._comparison.heard_at(revision)

@@ -64,6 +64,29 @@ def test_a_follower_with_another_state_is_set_aside_and_comes_back_with_the_righ
     assert "alarm over integrity" in trio.leader().told
 
 
+@pytest.mark.parametrize("on", [True, False], ids=["rule on", "rule off"])
+def test_of_five_two_that_are_wrong_go_one_after_the_other_and_all_are_right_again(on: bool) -> None:
+    trio = Trio(names=("m1", "m2", "m3", "m4", "m5"), rules=Rules(one_set_aside=on))
+    leader = trio.leader()
+    trio.write(leader, "v1")
+    trio.run(0.5)
+    first, second = [box for name, box in sorted(trio.boxes.items()) if box is not leader][:2]
+    diverge(first)
+    second.replica.state = msgspec.structs.replace(second.replica.state, hash_sum=second.replica.state.hash_sum ^ (1 << 100))
+    together: list[int] = []
+
+    def note() -> bool:
+        together.append(sum(box.replica.engine.joining for box in trio.boxes.values()))
+        return False
+
+    trio.run(40.0, note)
+    told = trio.boxes[first.name].told.count("set aside"), trio.boxes[second.name].told.count("set aside")
+    assert told == (1, 1)
+    assert len(hashes(trio)) == 1
+    assert max(together) == (1 if on else 2)
+    assert max(box.told.count("alarm integrity") for box in trio.boxes.values()) < 200  # not at every step
+
+
 def test_a_leader_that_did_not_hear_a_report_asks_again() -> None:
     trio = Trio()
     leader = trio.leader()
