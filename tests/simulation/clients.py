@@ -52,9 +52,6 @@ class Clients:
         answered = sum(operation.answered for operation in self._operations)
         return len(self._operations) + self._reads, answered + self._reads_served
 
-    def crashed(self, member: str) -> None:
-        """Callers of a crashed member notice by their own time-outs."""
-
     def _next(self, _: object) -> None:
         self._look_at_the_oldest()
         if self._cluster.now < self._until:

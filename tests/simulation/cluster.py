@@ -118,7 +118,6 @@ class Cluster(World):
         before()
         self.note("crash", member.id)
         self._see(self.network.down(member.id))
-        self.clients.crashed(member.id)
         self.at(self.now + restart_after_s, self._restart, member)
 
     def caught_up(self, member: SimMember) -> None:

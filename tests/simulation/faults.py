@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tests.simulation.damage import Damage
 from tests.simulation.member import SimMember
 from tests.simulation.membership import Membership
@@ -189,7 +191,7 @@ class Faults:
         self.set_cut(frozenset({(a, b)}), "one-way cut")
 
     def set_cut(self, cut: frozenset[tuple[str, str]], kind: str) -> None:
-        self._cluster.network.weather.cut = cut
+        self._cluster.network.weather = msgspec.structs.replace(self._cluster.network.weather, cut=cut)
         self.count(kind)
         self._cluster.refresh_links()
 

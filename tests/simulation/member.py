@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Protocol
 
 from raftmeta.core.commands import Body
 from raftmeta.core.events import Event
@@ -184,7 +185,7 @@ class SimMember:
         quarantine.mark(self.disk, DIRECTORY, why)
 
 
-class World:
+class World(Protocol):
     """What all members share."""
 
     timing: Timing
@@ -198,25 +199,13 @@ class World:
 
     def note(self, *what: object) -> None:
         """Into the trace."""
-        raise NotImplementedError
 
-    def count(self, kind: str) -> None:
-        raise NotImplementedError
-
-    def booted(self, member: SimMember) -> None:
-        raise NotImplementedError
-
-    def caught_up(self, member: SimMember) -> None:
-        raise NotImplementedError
-
-    def set_aside(self, member: SimMember) -> None:
-        raise NotImplementedError
-
-    def is_damaged(self, member: SimMember) -> bool:
-        raise NotImplementedError
-
-    def alarm(self, member: str, code: str, detail: str) -> None:
-        raise NotImplementedError
+    def count(self, kind: str) -> None: ...
+    def booted(self, member: SimMember) -> None: ...
+    def caught_up(self, member: SimMember) -> None: ...
+    def set_aside(self, member: SimMember) -> None: ...
+    def is_damaged(self, member: SimMember) -> bool: ...
+    def alarm(self, member: str, code: str, detail: str) -> None: ...
 
 
 def _everyone(principal: str, body: Body) -> bool:

@@ -12,7 +12,7 @@ from raftmeta.log.messages import AnyMessage
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 
 
-class Weather(msgspec.Struct):
+class Weather(msgspec.Struct, frozen=True):
     """Faults in force. Probabilities per message; delays in seconds."""
 
     loss: float = 0.0

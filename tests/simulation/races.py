@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.0002  # shorter than any message takes
 KNOWN_S = 14.0  # an election and the leader's next report: until then two members that differ may not know it
 DIFFER_S = 25.0
+LATE_S = 2.5  # an election and some writes under the next leader
 NOTICED_S = 2.5  # an election timeout and what is under way
 
 
@@ -30,7 +31,6 @@ class TwoDiffer(msgspec.Struct, frozen=True):
     since: float
     incarnations: dict[str, int]
     weather: Weather  # in which no report is lost
-    cut: frozenset[tuple[str, str]]
 
 
 class Absence(msgspec.Struct, frozen=True):
@@ -102,8 +102,7 @@ class Races:
         self._cluster.network.weather = Weather()
         self._isolate(third)
         incarnations = {name: self._cluster.members[name].incarnation for name in (first, second)}
-        weather = self._cluster.network.weather
-        self._differ = TwoDiffer(self._cluster.now, incarnations, weather, weather.cut)
+        self._differ = TwoDiffer(self._cluster.now, incarnations, self._cluster.network.weather)
         self._heal_after(DIFFER_S)
 
     def differ_without_a_third(self, began: float) -> str:
@@ -112,14 +111,9 @@ class Races:
         if found is None or began < found.since + KNOWN_S:
             return ""
         members = [self._cluster.members[name] for name in found.incarnations]
-        now = self._cluster.network.weather
-        undisturbed = (
-            now is found.weather
-            and now.cut is found.cut
-            and all(
-                member.alive and member.incarnation == found.incarnations[member.id] and member.paused_until <= found.since
-                for member in members
-            )
+        undisturbed = self._cluster.network.weather is found.weather and all(
+            member.alive and member.incarnation == found.incarnations[member.id] and member.paused_until <= found.since
+            for member in members
         )
         return " and ".join(found.incarnations) if undisturbed and any(member.diverged for member in members) else ""
 
@@ -133,19 +127,17 @@ class Races:
             self.transfer()
             self._cluster.at(self._cluster.now + LOOK_S, self._when_handed_over, (leader, self._cluster.now + 1.0))
         else:
-            self._late_to(leader)
+            self._cluster.network.weather = Weather(late_to=leader.id, slow_s=LATE_S)
             self._faults.set_cut(frozenset((leader.id, other) for other in self._others(leader)), "one-way cut")
+            self._heal_after(4.0)
 
     def _when_handed_over(self, waiting: tuple[SimMember, float]) -> None:
         leader, until = waiting
         if any(member.role == CANDIDATE for member in self._cluster.members.values()):
-            self._late_to(leader)
+            self._cluster.network.weather = Weather(late_to=leader.id, slow_s=LATE_S)
+            self._heal_after(4.0)
         elif self._cluster.now < until:
             self._cluster.at(self._cluster.now + LOOK_S, self._when_handed_over, waiting)
-
-    def _late_to(self, leader: SimMember) -> None:
-        self._cluster.network.weather = Weather(late_to=leader.id, slow_s=2.5)
-        self._heal_after(4.0)
 
     def blink(self) -> None:
         """Everybody loses the link to the leader for as long as it takes to ask for votes, which may get lost."""
