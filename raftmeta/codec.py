@@ -110,13 +110,12 @@ def _frames(state: State) -> Iterator[tuple[int, bytes, int]]:
 
 
 def _model_frames(state: State, name: str) -> Iterator[tuple[int, bytes, int]]:
-    model, versions = state.models[name], state.versions_of(name)
-    gap = model.last_number - (versions.last[0] if len(versions) else 0)
-    yield MODEL, encode_record(model), st.model_leaf(model, gap, model.version_count - len(versions))
-    for _, label, manifest in versions:
+    entry = state.catalog[name]
+    yield MODEL, encode_record(entry.record), st.entry_leaf(entry)
+    for _, label, manifest in entry.versions:
         key = version_key(name, label)
         payload = encode_record(state.versions[key])
-        yield VERSION, payload, st.leaf(st.VERSION, key, payload + hashlib.sha256(manifest).digest())
+        yield VERSION, payload, st.leaf(st.VERSION, key, st.version_image(payload, manifest))
         yield MANIFEST, manifest, 0
 
 

@@ -106,7 +106,7 @@ class Catalog:
         total, manifests = 0, self.manifests
         for key, version in self.original.items():
             if key in self.changed:
-                total -= leaf(VERSION, key, version_image(version, self.base.manifests[key]))
+                total -= leaf(VERSION, key, version_image(encode_record(version), self.base.manifests[key]))
                 went.setdefault(version.model, []).append(version.number)
                 versions = versions.discard(key)
         for key, entry in self.changed.items():

@@ -202,33 +202,13 @@ def model_leaf(model: ModelRecord, gap: int, missing: int) -> int:
     return leaf(MODEL, model.name, encode_record(ModelImage(gap, missing, model.created_revision, model.created_ms)))
 
 
-def version_image(version: VersionRecord, manifest: bytes) -> bytes:
-    """What stands for a version in the hash: its record and the SHA-256 of its manifest's bytes."""
-    return encode_record(version) + _sha256(manifest).digest()
+def entry_leaf(entry: ModelEntry) -> int:
+    """What a model adds to the hash, from its record and the versions that are there."""
+    model, versions = entry.record, entry.versions
+    highest = versions.last[0] if len(versions) else 0
+    return model_leaf(model, model.last_number - highest, model.version_count - len(versions))
 
 
-def recompute_hash(state: State) -> bytes:
-    """The state hash from the records alone; equal to `state_hash` unless memory or code is at fault."""
-    total = leaf(SCALARS, "", encode_record(state.scalars))
-    for kind, key, record in _records(state):
-        total += leaf(kind, key, record)
-    for entry in state.catalog.values():
-        model, versions = entry.record, entry.versions
-        highest = versions.last[0] if len(versions) else 0
-        total += model_leaf(model, model.last_number - highest, model.version_count - len(versions))
-    return (total & MODULUS_MASK).to_bytes(32, "big")
-
-
-def _records(state: State) -> Iterator[tuple[bytes, str, bytes]]:
-    """Every record as it enters the hash, in any order: a sum does not mind."""
-    for kind, records in (
-        (DEPLOYMENT, state.deployments),
-        (ROLLOUT, state.rollouts),
-        (VERDICT, state.verdicts),
-    ):
-        for key, record in records.items():
-            yield kind, key, encode_record(record)
-    for key, version in state.versions.items():
-        yield VERSION, key, version_image(version, state.manifests[key])
-    for key, outcome in state.outcomes.items():
-        yield OUTCOME, key, outcome
+def version_image(record: bytes, manifest: bytes) -> bytes:
+    """What stands for a version in the hash: its encoded record and the SHA-256 of its manifest's bytes."""
+    return record + _sha256(manifest).digest()

@@ -1,7 +1,7 @@
 """State snapshots on disk: written, received, found again, thinned out.
 
 A file gets its final name only when it is complete, synced, read back and verified; so a final name never stands for an empty or partial
-file. `latest` verifies in full. A damaged newest snapshot is passed over only when the journal still holds every record that an older one
+file. `load` verifies in full. A damaged newest snapshot is passed over only when the journal still holds every record that an older one
 lacks; otherwise the member refuses to start. Nothing here forks or knows what a state is; `write` runs in a worker thread.
 """
 
@@ -42,7 +42,7 @@ class SnapshotStore:
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
         self._directory = directory
-        self.damaged: tuple[SnapshotCorrupt, ...] = ()  # what `latest` passed over, newest first
+        self.damaged: tuple[SnapshotCorrupt, ...] = ()  # what `load` passed over, newest first
         disk.make_directory(directory)
 
     def write(
@@ -66,11 +66,6 @@ class SnapshotStore:
             raise SnapshotCorrupt(temporary, f"what was written, SHA-256 {meta.sha256.hex()}", found.sha256.hex())
         self._publish(temporary, meta)
         return meta
-
-    def latest(self, journal_first_index: int | None = None) -> SnapshotMeta | None:
-        """The newest snapshot that verifies; see `load`."""
-        found = self.load(journal_first_index, lambda chunks: None)
-        return None if found is None else found[0]
 
     def load(self, journal_first_index: int | None, build: Callable[[Iterator[bytes]], T]) -> tuple[SnapshotMeta, T] | None:
         """The newest snapshot that verifies with what `build` makes of its chunks; None when there is none and none is needed.

@@ -21,7 +21,6 @@ from typing import NamedTuple, Protocol
 from raftmeta import codec
 from raftmeta.core.apply import apply_batch
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.state import recompute_hash
 from raftmeta.log import configuration as cfg
 from raftmeta.log.boot import Recovered
 from raftmeta.log.exchange import ExchangeSettings
@@ -34,6 +33,7 @@ from raftmeta.log.snapshots import SnapshotStore
 from tests.support.memory_disk import MemoryDisk
 from tests.support.scripted_cluster import Members
 from tests.support.scripted_member import DATA, ScriptedMember, open_member
+from tests.support.state_hash import recompute_hash
 
 FLIP, ZERO, CUT, TAIL = "flipped", "zeroed", "cut", "tail zeroed"
 SAME, REFUSED, SET_ASIDE = "as before", "refused", "set aside"

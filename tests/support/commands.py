@@ -18,7 +18,7 @@ from raftmeta.core import commands as c
 from raftmeta.core.apply import apply, apply_batch
 from raftmeta.core.events import Event
 from raftmeta.core.rollout import ROWS, decide, sides, waiting_for
-from raftmeta.core.state import MODEL_BYTES, State, encode_record, recompute_hash
+from raftmeta.core.state import MODEL_BYTES, State, encode_record
 from raftmeta.core.types import (
     Limits,
     Outcome,
@@ -32,6 +32,7 @@ from raftmeta.core.types import (
     StageCounters,
     VersionSummary,
 )
+from tests.support.state_hash import recompute_hash
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

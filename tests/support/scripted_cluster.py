@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import pysyncobj.syncobj
 
-from raftmeta.core.state import State, recompute_hash
+from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
 from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.exchange import ExchangeSettings
@@ -24,6 +24,7 @@ from raftmeta.log.quarantine import Quarantined
 from raftmeta.log.setup import LEADER
 from tests.support.memory_disk import MemoryDisk, PowerLost
 from tests.support.scripted_member import CLUSTER_ID, DATA, ScriptedMember
+from tests.support.state_hash import recompute_hash
 from tests.support.trio import publish
 
 EXCHANGE = ExchangeSettings(entries=6, keep_entries=2, keep_files=2)

@@ -9,10 +9,11 @@ import pytest
 
 from raftmeta.core import commands as c
 from raftmeta.core.apply import apply_batch
-from raftmeta.core.state import SCALARS, State, encode_record, leaf, recompute_hash
+from raftmeta.core.state import SCALARS, State, encode_record, leaf
 from raftmeta.core.tables import BULK, bulk_update
 from raftmeta.core.types import OutcomeRecord, Phase
 from tests.support.commands import World, check_state, command_bytes, publication, serving_world
+from tests.support.state_hash import recompute_hash
 
 EMPTY_HASH = "0c20b1f5657222e3cb1d590d61124fa034261c3123e63f27158d8473a87f083e"
 WORLD_HASH = "f96a108a83089c8c9df23247bc10fad00bce3901591a3fc82708f46e76742c6a"

@@ -10,10 +10,11 @@ from hypothesis import strategies as hs
 from raftmeta.core.commands import DeleteVersion
 from raftmeta.core.handlers.checks import result
 from raftmeta.core.handlers.versions import delete_version, publish
-from raftmeta.core.state import State, recompute_hash
+from raftmeta.core.state import State
 from raftmeta.core.types import Verdict
 from raftmeta.core.work import Work
 from tests.support.commands import check_state, publication, serving_world, snapshot
+from tests.support.state_hash import recompute_hash
 
 KEYS = ("d", "e", "f")
 steps = hs.lists(hs.tuples(hs.sampled_from(KEYS), hs.sampled_from(["put", "delete"]), hs.integers(0, 9)), max_size=8)

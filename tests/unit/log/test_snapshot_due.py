@@ -30,7 +30,8 @@ class Log:
         self.journal = Journal.open(self.disk, Path("/data/journal"), segment_bytes=SEGMENT_BYTES, tuning=Tuning(cluster_id="x"))
         store = SnapshotStore(self.disk, Path("/data/snapshots"))
         self.exchange = SnapshotExchange(store, InlineWorker(), self.journal, settings)
-        self.exchange.recovered(store.latest())
+        found = store.load(1, list)
+        self.exchange.recovered(found[0] if found else None)
         if self.journal.term == 0:
             self.journal.set_hard_state(1, "")
 
