@@ -113,8 +113,7 @@ class Member:
         self.peers_changed(self._replica.engine.configuration)
         self._runner.start()
         self._controller.start()
-        configuration = self._replica.engine.configuration
-        if not configuration.members and self._kept is None:
+        if self._belongs_to_none:
             _log.warning("no_cluster_yet", hint=NO_CLUSTER)
 
     def stop(self) -> None:
@@ -164,10 +163,14 @@ class Member:
         """Why nothing may be read here now, "" when it may: this member began with nothing and has not caught up."""
         if not self._replica.engine.joining:
             return ""
-        if self._kept is None and not self._replica.engine.configuration.members:
+        if self._belongs_to_none:
             return NO_CLUSTER
         because = f", because it was set aside: {self._kept.detail}" if self._kept is not None else ""
         return f"this member has not caught up with the others yet{because}"
+
+    @property
+    def _belongs_to_none(self) -> bool:
+        return self._kept is None and not self._replica.engine.configuration.members
 
     def transfer(self, target: str) -> None:
         """Hand leadership to another member, if this one leads; clients notice a pause of some milliseconds."""

@@ -182,6 +182,10 @@ class Trio:
         assert self.run(5.0, lambda: bool(results)), f"no result for {label}"
         return results[0]
 
+    def labels(self, name: str) -> set[str]:
+        """Of all versions in a member's state."""
+        return {version.label for version in self.boxes[name].replica.state.versions.values()}
+
     def _leaders(self) -> list[Box]:
         found = [box for box in self.boxes.values() if box.replica.engine.role == LEADER]
         newest = max((box.replica.engine.term for box in found), default=0)

@@ -50,7 +50,7 @@ def joined(frames: list[Frame]) -> bytes:
     return codec.MAGIC + b"".join(codec._FRAME.pack(kind, len(payload)) + payload for kind, payload in frames)
 
 
-def refused(data: bytes, reason: str = "") -> None:
+def assert_refused(data: bytes, reason: str = "") -> None:
     with pytest.raises(RaftmetaError) as caught:
         codec.restore([data])
     assert caught.value.code == "integrity"
@@ -144,7 +144,7 @@ def test_a_key_that_stands_twice_is_refused_however_far_apart() -> None:
     place = place_of(frames, codec.VERSION, codec.BULK + 5)
     record = msgspec.msgpack.decode(frames[place][1], type=VersionRecord)
     frames[place] = (codec.VERSION, encode_record(msgspec.structs.replace(record, label="3")))
-    refused(joined(frames), "'m/3' stands twice")
+    assert_refused(joined(frames), "'m/3' stands twice")
 
 
 def test_nothing_is_read_ahead_of_what_the_caller_sent() -> None:
@@ -176,14 +176,14 @@ def test_any_damage_is_refused(data: hs.DataObject) -> None:
             damaged = image[:place] + image[place + 1 :]
         case _:
             damaged = image + byte
-    refused(damaged)
+    assert_refused(damaged)
 
 
 @settings(max_examples=100, deadline=None)
 @given(hs.binary(max_size=200))
 def test_bytes_that_are_no_snapshot_are_refused(data: bytes) -> None:
-    refused(data)
-    refused(codec.MAGIC + data)
+    assert_refused(data)
+    assert_refused(codec.MAGIC + data)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -196,22 +196,22 @@ def test_the_snapshot_of_any_state_restores(payloads: list[bytes]) -> None:
 def test_an_unfinished_stream_is_refused() -> None:
     image = full_image()
     for data, reason in ((b"", "cut"), (codec.MAGIC[:5], "cut"), (codec.MAGIC, "no end"), (image[:-1], "cut")):
-        refused(data, reason)
-    refused(joined(frames_of(image)[:-1]), "no end")
+        assert_refused(data, reason)
+    assert_refused(joined(frames_of(image)[:-1]), "no end")
 
 
 def test_what_follows_the_end_is_refused() -> None:
     image = full_image()
-    refused(image + b"x", "cut")
-    refused(image + codec._FRAME.pack(codec.END, 0), "expected one of b''")
+    assert_refused(image + b"x", "cut")
+    assert_refused(image + codec._FRAME.pack(codec.END, 0), "expected one of b''")
 
 
 def test_another_magic_is_refused() -> None:
-    refused(b"X" + snapshot(State.empty())[1:], "magic")
+    assert_refused(b"X" + snapshot(State.empty())[1:], "magic")
 
 
 def test_a_frame_above_its_limit_is_refused_before_it_is_held() -> None:
-    refused(codec.MAGIC + codec._FRAME.pack(codec.HEADER, codec.MAX_FRAME_BYTES + 1), "the limit is")
+    assert_refused(codec.MAGIC + codec._FRAME.pack(codec.HEADER, codec.MAX_FRAME_BYTES + 1), "the limit is")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_frame_above_its_limit_is_refused_before_it_is_held() -> None:
     ],
 )
 def test_a_header_of_another_build_is_refused(changes: dict[str, object], reason: str) -> None:
-    refused(changed(codec.HEADER, 0, codec.Header, **changes), reason)
+    assert_refused(changed(codec.HEADER, 0, codec.Header, **changes), reason)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_header_of_another_build_is_refused(changes: dict[str, object], reason
     ],
 )
 def test_frames_out_of_place_are_refused(edit: Callable[[list[Frame]], object], reason: str) -> None:
-    refused(moved(edit), reason)
+    assert_refused(moved(edit), reason)
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,14 @@ def test_frames_out_of_place_are_refused(edit: Callable[[list[Frame]], object], 
     ],
 )
 def test_records_that_contradict_are_refused(kind: int, place: int, decoder: type[Any], changes: dict[str, object], reason: str) -> None:
-    refused(changed(kind, place, decoder, **changes), reason)
+    assert_refused(changed(kind, place, decoder, **changes), reason)
 
 
 def test_a_manifest_other_than_the_published_one_is_refused() -> None:
     def edit(frames: list[Frame]) -> None:
         frames[place_of(frames, codec.MANIFEST)] = (codec.MANIFEST, b"other")
 
-    refused(moved(edit), "not the published one")
+    assert_refused(moved(edit), "not the published one")
 
 
 def test_an_outcome_key_that_stands_twice_is_refused() -> None:
@@ -289,7 +289,7 @@ def test_an_outcome_key_that_stands_twice_is_refused() -> None:
         later = encode_record(msgspec.structs.replace(record, revision=record.revision + 1))
         frames.insert(-1, (codec.OUTCOME, payload[: 1 + payload[0]] + later))
 
-    refused(moved(edit), "stands twice")
+    assert_refused(moved(edit), "stands twice")
 
 
 @pytest.mark.parametrize("tail", [b"", b"\xc0"])
@@ -303,11 +303,11 @@ def test_a_record_that_is_not_in_canonical_form_is_refused(tail: bytes) -> None:
         wider = b"\xdc\x00\x05" + payload[1:] if not tail else b"\x96" + payload[1:] + tail
         frames[place] = (codec.MODEL, wider)
 
-    refused(moved(edit), "canonical")
+    assert_refused(moved(edit), "canonical")
 
 
 def test_a_record_that_cannot_be_read_is_refused() -> None:
     def edit(frames: list[Frame]) -> None:
         frames[place_of(frames, codec.MODEL)] = (codec.MODEL, b"\x91" * 50_000)
 
-    refused(moved(edit), "cannot be read")
+    assert_refused(moved(edit), "cannot be read")
