@@ -23,6 +23,8 @@ from raftmeta.client import Page, Reply, all_items
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 
 MAX_AT_ONCE = 8  # deployments; agents have a limit of their own
+HEAR_S = 5.0  # two heartbeats of a node: a member that has just started knows only the nodes that it heard of since
+LOOK_S = 0.25
 
 
 class Members(Protocol):
@@ -52,6 +54,7 @@ class Checker:
     agents: Agents
     limits: Limits = field(default_factory=Limits)
     say: Callable[[str], None] = _quiet  # told what is being done
+    hear_s: float = HEAR_S  # how long a node that no member has heard of is waited for
 
     async def check(self, names: Sequence[str]) -> list[Verdict]:
         """A verdict for each deployment, in the order of the names; of all deployments when none is named."""
@@ -59,7 +62,7 @@ class Checker:
         for name in names:
             if name not in deployments:
                 raise RaftmetaError("unknown_deployment", f"no deployment is called {name!r}")
-        urls = {str(item["node"]): str(item["url"]) for item in (await self.members.nodes())["items"]}
+        urls = await self._urls({node for name in names or deployments for node in deployments[name].nodes})
         turn = asyncio.Semaphore(MAX_AT_ONCE)
 
         async def one(name: str) -> Verdict:
@@ -73,6 +76,18 @@ class Checker:
                     return compare.gave_up(target.target_of(deployment, (), None), error)
 
         return await _all(one(name) for name in names or sorted(deployments))
+
+    async def _urls(self, expected: set[str]) -> dict[str, str]:
+        """Where nodes listen, once all that are expected have been heard of or had the time to say so."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.hear_s
+        while True:
+            urls = {str(item["node"]): str(item["url"]) for item in (await self.members.nodes())["items"]}
+            unheard = sorted(expected - urls.keys())
+            if not unheard or loop.time() >= until:
+                return urls
+            self.say(f"waiting for a member to hear of {', '.join(unheard[:3])}{' and others' if len(unheard) > 3 else ''}")
+            await asyncio.sleep(LOOK_S)
 
     async def _deployments(self) -> Any:
         async for item in all_items(self.members.list_deployments):

@@ -36,6 +36,10 @@ class DeploymentSeen(msgspec.Struct, frozen=True):
     activated_revision: int
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        return (*self.primary.nodes, *(self.standby.nodes if self.standby is not None else ()))
+
+    @property
     def in_flight(self) -> bool:
         """Ordered to switch, and not active everywhere yet."""
         return self.order_revision > self.activated_revision

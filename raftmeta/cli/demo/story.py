@@ -204,7 +204,8 @@ class Story:
             check = to_check(done.value)
             self._checks.append(check)
             lag = f"lag {check.lag_ms_primary:.0f} and {check.lag_ms_standby:.0f} ms"
-            why = ", ".join(sorted({str(finding.get("code")) for finding in done.value.get("findings", [])}))
+            told = [*done.value.get("findings", []), *done.value.get("reasons", [])]
+            why = ", ".join(sorted({f"{each.get('code')} {each.get('node')}".strip() for each in told}))
             shown.figure(f"{check.verdict}{f' ({why})' if why else ''}, {check.mismatch_ratio:.2%} of the tensors differ, {lag}")
 
     async def _failover(self, client: Client, third: Path) -> report.Failover:

@@ -109,8 +109,22 @@ def test_a_node_that_does_not_answer_makes_it_incomplete(fleet: FakeFleet, code:
 
 def test_a_node_that_no_member_knows_makes_it_incomplete(fleet: FakeFleet) -> None:
     del fleet.urls["b1"]
-    made = verdict_of(fleet)
+    (made,) = asyncio.run(Checker(fleet, FakeAgents(fleet), hear_s=0.0).check([DEPLOYMENT]))
     assert (made.verdict, codes(made)) == ("incomplete", ["unknown_node"])
+
+
+def test_a_member_that_has_just_started_is_given_the_time_to_hear_of_every_node(fleet: FakeFleet) -> None:
+    said: list[str] = []
+    url = fleet.urls.pop("b1")
+
+    def say(what: str) -> None:
+        said.append(what)
+        if len(said) == 2:
+            fleet.urls["b1"] = url  # its heartbeat arrives
+
+    (made,) = asyncio.run(Checker(fleet, FakeAgents(fleet), say=say, hear_s=60.0).check([DEPLOYMENT]))
+    assert (made.verdict, codes(made)) == ("consistent", [])
+    assert said[:2] == ["waiting for a member to hear of b1"] * 2
 
 
 def test_an_answer_of_another_node_makes_it_incomplete(fleet: FakeFleet) -> None:
