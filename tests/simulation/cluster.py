@@ -30,6 +30,7 @@ from tests.simulation.network import Flight, SimNetwork
 
 WALL_START_MS = 1_700_000_000_000
 NEVER = float("inf")
+INBOX_S = 1.0  # after a link came up a member may still have to read what lay in its inbox before
 KEPT_NOTES = 200  # at least so many of the last notes are shown of a run that fails
 
 
@@ -83,6 +84,7 @@ class Cluster(World):
         self._order = itertools.count()
         self._trace = hashlib.sha256()
         self._noted: list[tuple[object, ...]] = []
+        self._remembered: set[tuple[str, str]] = set()  # (who, of whom): heard from a damaged one that has started whole since
         self.steps = 0
 
     # ------------------------------------------------------------------ what clients and faults use
@@ -128,6 +130,7 @@ class Cluster(World):
         replica = member.replica
         if replica is not None and not replica.engine.joining and self.is_damaged(member):
             self.faults.damage.over(member)
+            self._remembered.update((other, member.id) for other in self.members if other != member.id)
 
     def is_damaged(self, member: SimMember) -> bool:
         return member.id in self.faults.damage.members
@@ -146,9 +149,10 @@ class Cluster(World):
         self.faults.count(kind)
 
     def alarm(self, member: str, code: str, detail: str) -> None:
-        """Members may say that states differ only while one was changed behind its back."""
+        """Members may say that states differ only while one was changed behind its back, or of one that they have not heard again since."""
         self.note("alarm", member, code)
-        if code == "integrity" and not self.faults.damage.members:
+        unheard = any(who == member and f"{whom}: " in detail.replace(" and ", ": ") for who, whom in self._remembered)
+        if code == "integrity" and not self.faults.damage.members and not unheard:
             raise Violation(f"{member} raised {code}: {detail}")
 
     def refresh_links(self) -> None:
@@ -169,6 +173,7 @@ class Cluster(World):
             if member.alive:
                 if isinstance(event, Connected):
                     self.invariants.linked(name, event.peer)
+                    self.at(self.now + INBOX_S, self._remembered.discard, (name, event.peer))
                 member.inbox.append(event)
                 self.wake(member, self.now)
 
