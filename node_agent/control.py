@@ -18,6 +18,7 @@ import msgspec
 from consistency.vector import backend, pack_blocks
 from node_agent.crew import Crew
 from node_agent.desired import Desired, Identity
+from node_agent.device import inventory
 from node_agent.fetch import Fetcher, Patience
 from node_agent.ipc import Server
 from node_agent.journal import Journal
@@ -145,6 +146,7 @@ async def run(runtime: Runtime) -> None:
     facts = NodeFacts(config.node, config.zone, runtime.boot_id, runtime.url)
     store = Store(config.store_dir, config.store_quota_bytes)
     places = Places(store, Journal(config.store_dir, config.node), config.arena_dir, config.slot_bytes)
+    _reclaim_abandoned(places)
     async with Client(config.member_urls, token=config.token(), ca_file=config.ca_file, timeout_s=PLANE_TIMEOUT_S) as client:
         plane = cast(ControlPlane, ClientPlane(client))
         bounds = Bounds(config.max_deployments, config.start_wait_s)
@@ -161,6 +163,13 @@ async def run(runtime: Runtime) -> None:
             await _until_stopped(runtime, [loop.run(means), *(peer.keep_connected() for peer in peers)])
             await server.stop()
             await compiling
+
+
+def _reclaim_abandoned(places: Places) -> None:
+    record = places.journal.record
+    named = {deployment.arena for deployment in record.deployments.values()}
+    for found in inventory.abandoned(places.arena_dir, places.store.root, record.node, named):
+        log.warning("arena_reclaimed", file=str(found.path), state=found.state.value, freed_bytes=inventory.reclaim(found.path))
 
 
 async def _until_stopped(runtime: Runtime, work: Sequence[Any]) -> None:

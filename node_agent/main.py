@@ -21,6 +21,12 @@ class AgentOptions:
     config: Annotated[
         Path, typer.Option("--config", metavar="FILE", help="agent.toml; RAFTMETA_AGENT_<FIELD> overrides any of its fields.")
     ]
+    purge_arena: Annotated[
+        bool,
+        typer.Option(
+            "--purge-arena", help="Give the memory back at the end; the next start loads from the store instead of serving at once."
+        ),
+    ] = False
 
 
 def run(options: AgentOptions) -> int:
@@ -30,7 +36,7 @@ def run(options: AgentOptions) -> int:
     except RaftmetaError as fault:
         raise UsageFault(fault.detail, "correct the file or the RAFTMETA_AGENT_* variable that it names") from fault
     start_log("supervisor", config)
-    return Supervisor(config, options.config.absolute()).run()
+    return Supervisor(config, options.config.absolute(), purge_arena=options.purge_arena).run()
 
 
 main = command("agent", AgentOptions, run)

@@ -20,7 +20,8 @@ import msgspec
 from consistency.vector import TensorVector, root, tensor_entry
 from node_agent import layout as layouts
 from node_agent import names, staging, staging_plan
-from node_agent.device.arena import SLOTS, Arena
+from node_agent.device import inventory
+from node_agent.device.arena import SLOTS, Arena, ArenaUse
 from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
@@ -186,7 +187,11 @@ class Station:
             self._arena = None
         self._checked.clear()
         self._warmed.clear()
-        self._arena = Arena.create(self._arena_path, max(self._places.slot_bytes or need + need // 4, need, 1))
+        use = ArenaUse.of(self._places.store.root, self._places.journal.record.node, self.name)
+        try:
+            self._arena = Arena.create(self._arena_path, max(self._places.slot_bytes or need + need // 4, need, 1), use)
+        except Refusal as refusal:
+            raise _with_idle_arenas(refusal, self._arena_path) from refusal
 
     def stage(self, target: Target, slot: int, order: Order, change: str, fetched: int) -> StageCounters:
         """Write and verify. Raises Refusal; the slot that serves is untouched."""
@@ -297,6 +302,16 @@ def _open_arena(path: Path) -> Arena | None:
         if refusal.kind != "foreign_arena":
             raise
         return None
+
+
+def _with_idle_arenas(refusal: Refusal, own: Path) -> Refusal:
+    """Names the memory that other agents left behind, where there is too little for this one."""
+    idle = [item for item in inventory.find(own.parent) if item.state in inventory.RECLAIMABLE and item.path != own]
+    if refusal.kind != "no_headroom" or not idle:
+        return refusal
+    size = sum(item.size_bytes for item in idle)
+    more = f"{size} bytes lie in {len(idle)} arenas that no process uses (`raftmeta agent reclaim`)"
+    return Refusal(refusal.kind, refusal.subject, refusal.expected, f"{refusal.found}; {more}", refusal.phase)
 
 
 def _counts(check: SlotCheck | None, held: SlotRecord, change: str | None) -> bool:

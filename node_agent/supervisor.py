@@ -20,6 +20,7 @@ from pathlib import Path
 
 from node_agent import journal, names
 from node_agent.config import AgentConfig, child_environment
+from node_agent.device import inventory
 from node_agent.device.control_block import ControlBlock
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
@@ -49,8 +50,10 @@ class Child:
 
 
 class Supervisor:
-    def __init__(self, config: AgentConfig, config_file: Path) -> None:
+    def __init__(self, config: AgentConfig, config_file: Path, purge_arena: bool = False) -> None:
+        """`purge_arena`: remove the arenas at the end, so that no memory is held while the agent is away."""
         self.config = config
+        self._purge_arena = purge_arena
         self.boot_id = uuid.uuid4().hex
         self._config_file = config_file
         self._stopping = 0  # signals to stop that came
@@ -79,6 +82,8 @@ class Supervisor:
                 self._stop()
             finally:
                 self._kill_all()
+            if self._purge_arena:
+                self._purge()
         log.info("agent_stopped")
         return 0
 
@@ -222,6 +227,13 @@ class Supervisor:
             else:
                 self._wait(left)
             self._reap()
+
+    def _purge(self) -> None:
+        """Every process that mapped an arena has ended."""
+        record = journal.read(self.config.store_dir)
+        for deployment in record.deployments.values() if record else ():
+            freed = inventory.reclaim(self.config.arena_dir / deployment.arena)
+            log.info("arena_purged", deployment=deployment.name, freed_bytes=freed)
 
     def _kill_all(self) -> None:
         for child in self._children:

@@ -3,8 +3,8 @@
 The file is allocated (posix_fallocate), touched, kept out of core dumps and readable by the group, so that workers of another uid map it
 read-only. Page 0 names the arena and its owner, pages 1 and 2 hold one checked record per slot. A record torn by a crash reads as empty;
 bytes are writable only through `staging_view` of a slot whose record says dirty, and servable only when it says verified. A file that is
-not an arena of this format, this boot and this size is refused by name and never mapped. `multiprocessing.shared_memory` is not used: its
-resource tracker unlinks memory that other processes still need.
+not an arena of this format, this boot and this size is refused by name and never mapped; `create` replaces it, if it is a plain file of
+ours that nobody writes to. `multiprocessing.shared_memory` is not used: its resource tracker unlinks memory that others still need.
 """
 
 from __future__ import annotations
@@ -21,17 +21,33 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from node_agent.device import checked, headroom
+from node_agent.device import checked, headroom, mapped
 from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
 from node_agent.device.process import ProcessId, boot_id, this_process
 from node_agent.refusal import Refusal
 
-FORMAT: Final = "raftmeta-arena-1"
+FORMAT: Final = "raftmeta-arena-2"
 SLOTS: Final = 2
 _PAGE: Final = 4096
+_MAX_PATH: Final = 2048  # characters of a path in the header, which is a page
 _DATA: Final = 1 << 16  # slots begin here: aligned to the largest page size in use (64 KiB on some arm machines)
 _POPULATE_READ: Final = 22  # madvise, Linux 5.14; not in the mmap module of Python 3.11
 _POPULATE_WRITE: Final = 23
+
+
+class ArenaUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an arena is for, so that whoever finds the file knows whom to ask."""
+
+    store_dir: str = ""
+    node: str = ""
+    deployment: str = ""
+
+    @classmethod
+    def of(cls, store_dir: Path, node: str, deployment: str = "") -> ArenaUse:
+        return cls(str(store_dir.absolute())[:_MAX_PATH], node, deployment)
+
+
+NO_USE: Final = ArenaUse()
 
 
 class ArenaHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +56,7 @@ class ArenaHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot_id: str
     slot_bytes: int
     owner: ProcessId  # who writes; says whom to ask, the lock on the file is what excludes
+    use: ArenaUse = NO_USE
 
 
 class Arena:
@@ -57,10 +74,10 @@ class Arena:
         self._view = memoryview(self._mapping)
 
     @classmethod
-    def create(cls, path: Path, slot_bytes: int, mode: int = 0o640) -> Arena:
+    def create(cls, path: Path, slot_bytes: int, use: ArenaUse = NO_USE, mode: int = 0o640) -> Arena:
         """A fresh arena with two empty slots in place of any older file of ours. This process owns it until `close`.
 
-        Raises Refusal no_headroom (nothing was allocated), arena_in_use, or foreign_arena when the path holds something else.
+        Raises Refusal no_headroom (nothing was allocated), arena_in_use, or foreign_arena when the path is not a plain file of this user.
         """
         if slot_bytes < 1:
             raise ValueError(f"slot_bytes is {slot_bytes}")
@@ -68,7 +85,7 @@ class Arena:
         older = _lock_older(path)
         try:
             headroom.require(path.parent, _file_size(slot_bytes))
-            header = ArenaHeader(FORMAT, secrets.token_hex(8), boot_id(), slot_bytes, this_process())
+            header = ArenaHeader(FORMAT, secrets.token_hex(8), boot_id(), slot_bytes, this_process(), use)
             fd = _allocate(path, header, mode)
         finally:
             if older is not None:
@@ -77,12 +94,14 @@ class Arena:
 
     @classmethod
     def open(cls, path: Path, readonly: bool = True) -> Arena:
-        """Raises Refusal foreign_arena, or arena_in_use when a writer is wanted and another one lives."""
+        """Raises Refusal foreign_arena, or arena_in_use when a writer is wanted and another one lives; FileNotFoundError."""
         fd = os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             header = _checked_header(path, fd)
+            if not mapped.announce(fd) or not os.fstat(fd).st_nlink:  # being removed, or gone in between
+                raise FileNotFoundError(errno.ENOENT, "the arena is being removed", str(path))
             if not readonly:
-                _lock(path, fd, header.owner)
+                _lock(path, fd, str(header.owner))
                 header = msgspec.structs.replace(header, owner=this_process())
                 os.pwrite(fd, checked.encode(header, _PAGE), 0)
             return cls(path, fd, header, readonly)
@@ -179,7 +198,8 @@ def _allocate(path: Path, header: ArenaHeader, mode: int) -> int:
     size = _file_size(header.slot_bytes)
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
-        _lock(fresh, fd, header.owner)
+        _lock(fresh, fd, str(header.owner))
+        mapped.announce(fd)
         os.fchmod(fd, mode)
         os.posix_fallocate(fd, 0, size)
         os.pwrite(fd, checked.encode(header, _PAGE), 0)
@@ -197,27 +217,36 @@ def _allocate(path: Path, header: ArenaHeader, mode: int) -> int:
 
 
 def _lock_older(path: Path) -> int | None:
-    """Descriptor of the arena that is about to be replaced, locked; None when there is no file."""
+    """Descriptor of the file that is about to be replaced, locked; None when there is none.
+
+    The name is made of a digest of this node and store, so a plain file of this user under it is ours, whatever its header says now.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as cause:
+        raise Refusal("foreign_arena", f"file {path}", "a plain file of this user, or none", f"{cause.strerror}, left alone") from cause
     try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            found = f"mode {status.st_mode:o} of user {status.st_uid}, left alone"
+            raise Refusal("foreign_arena", f"file {path}", f"a plain file of user {os.geteuid()}, or none", found)
         header = checked.read(os.pread(fd, _PAGE, 0), ArenaHeader)
-        if header is None or header.format != FORMAT:
-            raise Refusal("foreign_arena", f"file {path}", f"{FORMAT} or no file", "something else, which is left alone")
-        _lock(path, fd, header.owner)
+        _lock(path, fd, "a process that this header does not name" if header is None else str(header.owner))
+        if mapped.exclude(fd):
+            os.ftruncate(fd, 0)  # nobody reads it: its memory counts towards the room for the new one
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _lock(path: Path, fd: int, owner: ProcessId) -> None:
+def _lock(path: Path, fd: int, owner: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as cause:
-        raise Refusal("arena_in_use", f"arena {path}", "no other writer", str(owner)) from cause
+        raise Refusal("arena_in_use", f"arena {path}", "no other writer", owner) from cause
 
 
 def _checked_header(path: Path, fd: int) -> ArenaHeader:

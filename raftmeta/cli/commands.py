@@ -47,6 +47,20 @@ COMMANDS: dict[str, CommandInfo] = {
         RUN,
         "agent-hf",
     ),
+    "agent inspect": CommandInfo(
+        "node_agent.inspect_command:inspect_node",
+        "Show what a node holds: slots, who is inside them, arenas",
+        "raftmeta agent inspect --config ./cluster/agents/node-a/agent.toml",
+        LOOK,
+        "agent-hf",
+    ),
+    "agent reclaim": CommandInfo(
+        "node_agent.inspect_command:reclaim",
+        "Remove arenas that no process uses from a node's shared memory",
+        "raftmeta agent reclaim --config ./cluster/agents/node-a/agent.toml --dry-run",
+        RUN,
+        "agent-hf",
+    ),
     "publish": CommandInfo(
         "consistency.publish:main",
         "Publish a directory of weights as a version of a model",

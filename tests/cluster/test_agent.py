@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -17,7 +18,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.support.agent_process import BODY, PATIENCE_S, AgentProcess, Driver, OpenLoop, Tally, embedding, manifest_of
+from node_agent.device import inventory
+from tests.support.agent_process import BODY, PATIENCE_S, AgentProcess, Driver, OpenLoop, Tally, embedding, is_answer_of, manifest_of
 from tests.support.fake_control_plane import FakeControlPlane
 from tests.support.shm import shm_directory
 from tests.support.tiny_encoder import write_encoder
@@ -30,9 +32,10 @@ class Node:
 
     def __init__(self, root: Path, arena_dir: Path) -> None:
         self.artifacts = root / "artifacts"
+        self.arena_dir = arena_dir
         self.plane = FakeControlPlane()
         self.plane.start()
-        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url)
+        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, workers=2)
         self.driver = Driver(self.plane)
         self.expected: dict[str, Any] = {}
         write_encoder(self.artifacts / "v1", 1)
@@ -250,7 +253,7 @@ def test_a_second_agent_on_the_same_store_is_refused(node: Node) -> None:
 
 def test_nothing_outlives_a_killed_supervisor_and_a_stopped_one_answers_what_it_took(node: Node) -> None:
     children = node.agent.children()
-    assert set(children.values()) == {"front", "worker", "control"}
+    assert sorted(children.values()) == ["control", "front", "worker", "worker"]
     node.agent.close()  # SIGKILL
     until(lambda: _all_ended(children))
     node.agent.start()
@@ -268,6 +271,68 @@ def test_nothing_outlives_a_killed_supervisor_and_a_stopped_one_answers_what_it_
     assert node.agent.wait() == 0
     assert _all_ended(children)
     assert "process_killed" not in node.agent.log
+
+
+def test_after_all_were_killed_the_next_start_serves_from_the_memory_without_a_weight_file_or_a_control_plane(node: Node) -> None:
+    blobs, elsewhere = node.agent.store / "blobs", node.agent.store / "elsewhere"
+    node.agent.close()  # SIGKILL, and the kernel takes the children along
+    node.plane.stop()
+    blobs.rename(elsewhere)
+    node.artifacts.rename(node.artifacts.with_name("away"))
+    try:
+        node.agent.start()
+        node.agent.until_ready()
+        reply = httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S)
+        assert is_answer_of(reply.json(), node.expected["1.0.0"])
+        assert node.agent.get("/raftmeta/v1/vector/search").json()["vector_root"]
+    finally:
+        node.artifacts.with_name("away").rename(node.artifacts)
+        for path in blobs.rglob("*"):
+            assert path.is_dir(), "nothing was fetched"
+        shutil.rmtree(blobs, ignore_errors=True)
+        elsewhere.rename(blobs)
+        node.plane.start()
+    node.agent.until(lambda: node.agent.status()["control_plane"]["reachable"], "the control plane is back")
+
+
+def test_memory_that_rotted_while_nothing_ran_never_serves_and_is_staged_again(node: Node) -> None:
+    node.agent.close()
+    (arena,) = node.arena_dir.glob("*.arena")
+    until(lambda: state_of(arena) is inventory.ArenaState.KEPT)
+    found = inventory.look(arena)
+    assert found is not None
+    slot = next(number for number, record in enumerate(found.slots) if record.version == "1.0.0")
+    with arena.open("r+b") as file:
+        place = (1 << 16) + slot * ((found.size_bytes - (1 << 16)) // 2)
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    tally = Tally()
+    node.agent.start()
+    while not (reply := httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S)).is_success:
+        assert reply.status_code == 503, reply.text
+        tally.lost.append(reply.text)
+        time.sleep(0.05)
+    assert is_answer_of(reply.json(), node.expected["1.0.0"])
+    assert "vector_mismatch" in node.agent.log
+
+
+def test_memory_is_kept_at_a_clean_end_and_given_back_when_told(node: Node) -> None:
+    assert node.agent.stop() == 0
+    assert [item.state for item in inventory.find(node.arena_dir)] == [inventory.ArenaState.KEPT]
+    node.agent.start("--purge-arena")
+    node.agent.until_settled("1.0.0")
+    assert [item.state for item in inventory.find(node.arena_dir)] == [inventory.ArenaState.IN_USE]
+    assert node.agent.stop() == 0
+    assert list(node.arena_dir.iterdir()) == []
+    node.agent.start()
+    node.agent.until_settled("1.0.0")
+
+
+def state_of(arena: Path) -> inventory.ArenaState | None:
+    found = inventory.look(arena)
+    return None if found is None else found.state
 
 
 def until(holds: Callable[[], bool]) -> None:

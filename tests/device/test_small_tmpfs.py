@@ -61,3 +61,14 @@ def test_a_file_size_limit_of_the_process_is_named(shm: Path) -> None:
     with python_process(LIMITED, str(shm / "arena")) as process:
         assert "1048576 bytes left in the file size limit of this process (RLIMIT_FSIZE, systemd LimitFSIZE=)" in line_of(process)
     assert list(shm.iterdir()) == []
+
+
+def test_the_memory_of_what_is_replaced_and_used_by_nobody_counts_as_room_for_the_new_one(small: Path) -> None:
+    Arena.create(small / "arena", 320 << 10).close()
+    Arena.create(small / "arena", 384 << 10).close()
+    reader = Arena.open(small / "arena")
+    with pytest.raises(Refusal, match="no_headroom"):
+        Arena.create(small / "arena", 320 << 10)
+    assert reader.slot_bytes == 384 << 10
+    assert reader.slot_view(0)[0] == 0, "who reads the old one is not disturbed"
+    reader.close()

@@ -69,11 +69,11 @@ class AgentProcess:
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def start(self) -> None:
-        """Returns when its front answers."""
+    def start(self, *words: str) -> None:
+        """With more words on its command line. Returns when its front answers."""
         (self.store / "run" / "address").unlink(missing_ok=True)
         with open(self._log, "ab") as log:
-            command = [sys.executable, "-m", "raftmeta.cli.main", "agent", "--config", str(self._config)]
+            command = [sys.executable, "-m", "raftmeta.cli.main", "agent", "--config", str(self._config), *words]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.until(self._is_live, "the front answers")
 

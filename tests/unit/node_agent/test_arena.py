@@ -161,22 +161,39 @@ def test_an_arena_of_another_boot_format_or_size_is_refused_by_name(shm: Path, c
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\0" * PAGE, b"something of somebody else " * 1000])
-def test_a_file_that_is_no_arena_is_neither_opened_nor_replaced(shm: Path, content: bytes) -> None:
+def test_a_file_that_is_no_arena_is_never_mapped_and_replaced_by_create_alone(shm: Path, content: bytes) -> None:
+    """Nobody else makes files of that name: a header that does not check is one that rotted."""
     (shm / "arena").write_bytes(content)
-    for attempt in (lambda: Arena.open(shm / "arena"), lambda: Arena.create(shm / "arena", 1)):
-        with pytest.raises(Refusal, match="foreign_arena"):
-            attempt()
+    with pytest.raises(Refusal, match="foreign_arena"):
+        Arena.open(shm / "arena")
     assert (shm / "arena").read_bytes() == content
+    assert Arena.create(shm / "arena", 1).record(0) == EMPTY_RECORD
 
 
-def test_a_link_and_a_pipe_are_not_opened(shm: Path) -> None:
-    Arena.create(shm / "arena", 1).close()
-    (shm / "link").symlink_to(shm / "arena")
-    with pytest.raises(OSError, match="symbolic links"):
-        Arena.open(shm / "link")
+def test_a_damaged_arena_that_somebody_writes_to_is_not_replaced(shm: Path) -> None:
+    writer = Arena.create(shm / "arena", 1)
+    with (shm / "arena").open("r+b") as file:
+        file.write(b"\0" * PAGE)
+    with pytest.raises(Refusal, match="arena_in_use"):
+        Arena.create(shm / "arena", 1)
+    assert writer.slot_view(0)[0] == 0
+
+
+def test_a_link_a_pipe_a_directory_and_a_file_of_another_user_are_neither_opened_nor_replaced(shm: Path) -> None:
+    Arena.create(shm / "target", 1).close()
+    (shm / "link").symlink_to(shm / "target")
     os.mkfifo(shm / "pipe")
-    with pytest.raises(Refusal, match=r"foreign_arena.*a plain file"):
-        Arena.open(shm / "pipe")
+    (shm / "directory").mkdir()
+    for name in ("link", "pipe", "directory"):
+        with pytest.raises((Refusal, OSError), match=r"foreign_arena.*a plain file|symbolic links|directory"):
+            Arena.open(shm / name, readonly=name == "directory")
+        with pytest.raises(Refusal, match=r"foreign_arena.*a plain file of .*user.*left alone"):
+            Arena.create(shm / name, 1)
+    if os.geteuid() == 0:
+        os.chown(shm / "target", 65534, 65534)
+        with pytest.raises(Refusal, match=r"foreign_arena.*user 65534, left alone"):
+            Arena.create(shm / "target", 1)
+    assert sorted(path.name for path in shm.iterdir()) == ["directory", "link", "pipe", "target"]
 
 
 def test_an_arena_of_an_earlier_boot_is_replaced_by_create(shm: Path) -> None:

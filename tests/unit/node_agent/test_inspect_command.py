@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from node_agent import config as configuration
+from node_agent import names
+from node_agent.device.arena import Arena, ArenaUse
+from node_agent.device.control_block import ControlBlock
+from node_agent.device.port import SlotRecord
+from node_agent.inspect_command import look
+from node_agent.journal import DeploymentRecord, Journal
+from node_agent.plan import Order, Target
+from node_agent.slots import Switch
+from raftmeta.cli.main import main
+from raftmeta.core.types import SideName
+from tests.unit.node_agent.test_arena import rewrite_header
+
+TARGET = Target("tiny", "2.0.0", "c" * 64, "d" * 64)
+
+
+class Node:
+    """A node that is not running, with one deployment in its record and its memory."""
+
+    def __init__(self, root: Path, shm: Path) -> None:
+        self.store, self.shm, self.file = root / "store", shm, root / "agent.toml"
+        self.store.mkdir()
+        self.file.write_text(
+            f'node = "n1"\nzone = "a"\nmember_urls = ["http://127.0.0.1:1"]\nstore_dir = "{self.store}"\narena_dir = "{shm}"\n'
+        )
+        arena = names.arena(self.store, "n1", "search")
+        self.record = DeploymentRecord(
+            "search", "tiny", SideName.PRIMARY, arena, names.control_block(arena), fence=Order(1, 42), obeyed=TARGET, pin=TARGET
+        )
+        Journal(self.store, "n1").put(self.record)
+        made = Arena.create(shm / arena, 1, ArenaUse.of(self.store, "n1", "search"))
+        made.mark_dirty(1, SlotRecord(version="2.0.0", checksum="c" * 64))
+        made.mark_verified(1, "d" * 64, "")
+        made.close()
+
+    def serve(self, slot: int) -> None:
+        block = ControlBlock.create(self.shm / self.record.control_block)
+        block.attach(3)
+        block.words[block_count(3, slot)] = 2
+        Switch(block).switch(slot)
+        block.words[block_count(3, slot)] = 2
+        block.close()
+
+    def look(self) -> dict[str, Any]:
+        return look(configuration.load(self.file))
+
+
+def block_count(worker: int, slot: int) -> int:
+    from node_agent.device.control_block import count_index
+
+    return count_index(worker, slot)
+
+
+@pytest.fixture
+def node(tmp_path: Path, shm: Path) -> Node:
+    return Node(tmp_path, shm)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    status = main(["agent", *words])
+    return status, capsys.readouterr().out
+
+
+def test_a_stopped_node_shows_its_record_its_slots_and_its_arenas(node: Node) -> None:
+    seen = node.look()
+    assert seen["agent"] is None
+    (deployment,) = seen["deployments"]
+    assert (deployment["active"], deployment["obeyed"], deployment["pin"]) == (None, "2.0.0", "2.0.0")
+    assert deployment["fence"] == {"generation": 1, "revision": 42}
+    assert [(slot["state"], slot["version"]) for slot in deployment["slots"]] == [("empty", ""), ("verified", "2.0.0")]
+    assert [(arena["state"], arena["deployment"]) for arena in seen["arenas"]] == [("kept", "search")]
+
+
+def test_who_is_inside_a_slot_is_named(node: Node) -> None:
+    node.serve(1)
+    (deployment,) = node.look()["deployments"]
+    assert deployment["active"] == 1
+    (worker,) = deployment["workers"]
+    assert (worker["worker"], worker["in_flight"]) == (3, [0, 2])
+
+
+def test_the_exit_status_says_whether_everything_serves(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "inspect", "--config", str(node.file))[0] == 1
+    node.serve(1)
+    status, text = run(capsys, "inspect", "--config", str(node.file))
+    assert status == 0
+    assert "not running" in text and "1 active" in text and "2.0.0" in text and "kept" in text
+
+
+def test_looking_changes_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in (*node.shm.iterdir(), *node.store.rglob("*")) if path.is_file()}
+    _, text = run(capsys, "inspect", "--json", "--config", str(node.file))
+    assert json.loads(text)["node"] == "n1"
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path for path in (*node.shm.iterdir(), *node.store.rglob("*")) if path.is_file()} == set(before)
+
+
+def test_reclaim_takes_what_can_never_serve_again_and_the_rest_only_when_told(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    old = node.shm / "raftmeta-old.arena"
+    Arena.create(old, 1).close()
+    rewrite_header(old, boot_id="earlier")
+    kept = node.shm / node.record.arena
+
+    status, text = run(capsys, "reclaim", "--config", str(node.file), "--json", "--dry-run")
+    assert status == 0 and old.exists() and kept.exists()
+    assert {row["file"]: bool(row["freed_bytes"]) for row in json.loads(text)["arenas"]} == {old.name: True, kept.name: False}
+
+    status, text = run(capsys, "reclaim", "--config", str(node.file))
+    assert status == 0 and not old.exists() and kept.exists()
+    assert "freed" in text and "earlier boot" in text
+
+    status, text = run(capsys, "reclaim", "--config", str(node.file), "--kept")
+    assert status == 0 and not kept.exists()
+
+
+def test_reclaim_leaves_what_is_in_use(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    reader = Arena.open(node.shm / node.record.arena)
+    status, text = run(capsys, "reclaim", "--config", str(node.file), "--kept", "--json")
+    assert status == 0 and json.loads(text)["arenas"][0]["freed_bytes"] == 0
+    reader.close()
+
+
+def test_a_wrong_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "agent.toml").write_text("node = 3\n")
+    assert run(capsys, "inspect", "--config", str(tmp_path / "agent.toml"))[0] == 3
+
+
+def test_a_record_that_does_not_check_is_said_and_not_guessed(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    path = node.store / "node.state"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert main(["agent", "inspect", "--config", str(node.file)]) == 1
+    assert "integrity" in capsys.readouterr().err
+
+
+def test_the_record_shows_a_failed_change(node: Node) -> None:
+    change = msgspec.structs.replace(node.record.change, id="r1", failure_code="no_headroom", failure_detail="too large")
+    Journal(node.store, "n1").put(msgspec.structs.replace(node.record, change=change))
+    assert node.look()["deployments"][0]["change"]["failure_code"] == "no_headroom"
