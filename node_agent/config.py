@@ -58,6 +58,8 @@ class AgentConfig(settings.Settings):
 
     store_quota_bytes: int = Field(default=1 << 40, ge=1 << 20)  # all blobs together
     slot_bytes: int = Field(default=0, ge=0)  # size of one slot; 0: the first version and a quarter more
+    stage_threads: int = Field(default=2, ge=1, le=64)  # that fill and check a slot; beside requests they take only idle processors
+    stage_bytes_per_s: int = Field(default=0, ge=0)  # moved beside requests, staging and scrub together; 0: a quarter of the memory's speed
     max_deployments: int = Field(default=8, ge=1, le=64)  # deployments this node takes part in; more are refused
     fetch_attempts: int = Field(default=4, ge=1, le=20)  # per source and byte range without progress
     fetch_timeout_s: Seconds = 30.0  # without a byte from a source

@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from consistency.vector import backend, pack_blocks
+from node_agent.budget import DEFAULT_SHARE, Budget, memory_speed
 from node_agent.crew import Crew
 from node_agent.desired import Desired, Identity
 from node_agent.device import inventory
@@ -25,6 +26,7 @@ from node_agent.journal import Journal
 from node_agent.loop import Bounds, ControlPlane, Loop
 from node_agent.messages import Fault, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered, Reply
 from node_agent.metrics import Meter
+from node_agent.page_cache import DropBehind
 from node_agent.peers import Peer
 from node_agent.provide import StoreProvider
 from node_agent.report import NodeFacts
@@ -144,8 +146,11 @@ class Answers:
 async def run(runtime: Runtime) -> None:
     config = runtime.config
     facts = NodeFacts(config.node, config.zone, runtime.boot_id, runtime.url)
-    store = Store(config.store_dir, config.store_quota_bytes)
-    places = Places(store, Journal(config.store_dir, config.node), config.arena_dir, config.slot_bytes)
+    store = Store(config.store_dir, config.store_quota_bytes, close=DropBehind())
+    budget = Budget(config.stage_bytes_per_s or DEFAULT_SHARE * memory_speed())
+    log.info("background_budget", bytes_per_s=round(budget.bytes_per_s), threads=config.stage_threads)
+    journal = Journal(config.store_dir, config.node)
+    places = Places(store, journal, config.arena_dir, config.slot_bytes, config.stage_threads, budget)
     _reclaim_abandoned(places)
     async with Client(config.member_urls, token=config.token(), ca_file=config.ca_file, timeout_s=PLANE_TIMEOUT_S) as client:
         plane = cast(ControlPlane, ClientPlane(client))

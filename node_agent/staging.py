@@ -7,32 +7,25 @@ raises a Refusal, and a later try keeps what was known to be whole. The caller h
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 
-from consistency.vector import root, tensor_entry
+from consistency.vector import Words, entry_of, root
 from node_agent import layout as layouts
 from node_agent import staging_plan
 from node_agent.device.port import Device, SlotRecord, SlotState
 from node_agent.device.snapshot import SlotSnapshot, Snapshots
 from node_agent.layout import Layout
+from node_agent.pour import ALONE, BlobSource, Pace, PieceFailed, pour
 from node_agent.refusal import Refusal
-from node_agent.staging_plan import Held, Origin, Step
-from raftmeta.core.errors import RaftmetaError
+from node_agent.staging_plan import Held, Step
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.types import StageCounters
 
 
 class StagingError(Refusal):
     """Staging stopped; the slot is dirty (or untouched in phase plan), the active slot is as it was."""
-
-
-class BlobSource(Protocol):
-    """The store, as far as staging uses it."""
-
-    def read_into(self, sha256: str, into: memoryview) -> None:
-        """Fill all of `into` with the blob of that name. Raises RaftmetaError or OSError when it is missing or of another size."""
 
 
 class StageOrder(msgspec.Struct, frozen=True):
@@ -74,13 +67,13 @@ def plan(device: Device, snapshots: Snapshots, order: StageOrder) -> StagePlan:
     return StagePlan(layout, staging_plan.steps(layout, wanted, standby, active), staging_plan.changed(wanted, active))
 
 
-def stage(device: Device, snapshots: Snapshots, order: StageOrder, source: BlobSource, bytes_fetched: int = 0) -> Staged:
+def stage(
+    device: Device, snapshots: Snapshots, order: StageOrder, source: BlobSource, bytes_fetched: int = 0, pace: Pace = ALONE
+) -> Staged:
     """Write what differs, compute the vector from the slot's memory, set the slot verified. Safe to run again after any failure."""
     made = plan(device, snapshots, order)
     _begin(device, snapshots, order, made.layout, staging_plan.kept(made.steps))
-    for step in made.steps:
-        _fill(device, order, step, source)
-    entries = _verify(device, snapshots, order, made)
+    entries = _verify(device, snapshots, order, made, _pour(device, order, made.steps, source, pace))
     wanted = {tensor.name: tensor.sha256 for tensor in order.manifest.tensors}
     digest = snapshots.save(order.slot, SlotSnapshot(made.layout, wanted))
     record = device.finish(order.slot, root(entries), digest)
@@ -105,27 +98,22 @@ def _begin(device: Device, snapshots: Snapshots, order: StageOrder, layout: Layo
     snapshots.drop_others(order.slot, digest)
 
 
-def _fill(device: Device, order: StageOrder, step: Step, source: BlobSource) -> None:
-    place = step.placement
-    if step.origin is Origin.ACTIVE:
-        assert order.active_slot is not None
-        device.copy(order.active_slot, step.from_offset, place.size_bytes, order.slot, place.offset)
-    elif step.origin is Origin.STORE:
-        try:
-            device.fill(order.slot, place.offset, place.size_bytes, lambda into: source.read_into(step.sha256, into))
-        except (RaftmetaError, OSError) as cause:
-            raise StagingError(
-                "source_failed", f"tensor {place.name!r}", f"{place.size_bytes} bytes of {step.sha256}", str(cause), "fill"
-            ) from cause
+def _pour(device: Device, order: StageOrder, steps: Sequence[Step], source: BlobSource, pace: Pace) -> list[Words]:
+    try:
+        return pour(device, order.slot, order.active_slot, steps, source, pace)
+    except PieceFailed as failed:
+        step = failed.step
+        expected, found = f"{step.placement.size_bytes} bytes of {step.sha256}", str(failed.__cause__)
+        raise StagingError("source_failed", f"tensor {step.placement.name!r}", expected, found, "fill") from failed.__cause__
 
 
-def _verify(device: Device, snapshots: Snapshots, order: StageOrder, made: StagePlan) -> dict[str, str]:
-    """Entries computed from the slot's memory, all equal to the manifest's."""
+def _verify(device: Device, snapshots: Snapshots, order: StageOrder, made: StagePlan, checks: Sequence[Words]) -> dict[str, str]:
+    """Entries made of the checks of the slot's memory, all equal to the manifest's."""
     expected = {tensor.name: tensor for tensor in order.manifest.tensors}
-    entries: dict[str, str] = {}
-    for place in made.layout.placements:
-        data = device.read(order.slot, place.offset, place.size_bytes)
-        entries[place.name] = tensor_entry(data, place.dtype, place.shape).entry
+    entries = {
+        step.placement.name: entry_of(step.placement.dtype, step.placement.shape, step.placement.size_bytes, found)
+        for step, found in zip(made.steps, checks, strict=True)
+    }
     wrong = [step for step in made.steps if entries[step.placement.name] != expected[step.placement.name].entry]
     if wrong:
         bad = {step.placement.name for step in wrong}

@@ -17,20 +17,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from consistency.vector import TensorVector, root, tensor_entry
+from consistency.vector import TensorVector, entry_of, root
 from node_agent import layout as layouts
 from node_agent import names, staging, staging_plan
+from node_agent.budget import Budget
 from node_agent.device import inventory
 from node_agent.device.arena import SLOTS, Arena, ArenaUse
 from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.cpu import CpuDevice
-from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
+from node_agent.device.port import EMPTY_RECORD, Device, SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
 from node_agent.journal import ChangeRecord, DeploymentRecord, Journal
 from node_agent.layout import Layout
 from node_agent.plan import Goal, Order, Seen, SlotSeen, Target
+from node_agent.pour import NoBlobs, Pace, pour
 from node_agent.refusal import Refusal
 from node_agent.slots import Switch, SwitchReport
+from node_agent.staging_plan import Origin, Step
 from node_agent.store import Store, blobs_of
 from raftmeta.core.manifest import Manifest, pack
 from raftmeta.core.types import Phase, StageCounters
@@ -46,6 +49,8 @@ class Places:
     journal: Journal
     arena_dir: Path
     slot_bytes: int  # 0: the first version and a quarter more
+    stage_threads: int = 1
+    budget: Budget | None = None  # of whatever moves bytes beside requests
     clock_ns: Callable[[], int] = time.monotonic_ns
 
 
@@ -198,7 +203,8 @@ class Station:
         device = CpuDevice(self._need_arena())
         self._switch.wait_drained(slot, time.monotonic() + DRAIN_S)
         try:
-            staged = staging.stage(device, self._snapshots, self._stage_order(target, slot, order), self._places.store, fetched)
+            order_ = self._stage_order(target, slot, order)
+            staged = staging.stage(device, self._snapshots, order_, self._places.store, fetched, self._pace())
         except Refusal:
             self.forget_prepared()
             raise
@@ -215,7 +221,9 @@ class Station:
         arena = self._need_arena()
         record = arena.record(slot)
         snapshot = self._snapshots.load(slot, record.snapshot_digest)
-        found = "no list of its tensors" if snapshot is None else Reading(record, slot, 0, _compute(arena, slot, snapshot.layout)).root
+        found = "no list of its tensors"
+        if snapshot is not None:
+            found = Reading(record, slot, 0, _compute(CpuDevice(arena), slot, snapshot.layout, self._pace())).root
         if found != target.vector_root or record.vector_root != target.vector_root:
             arena.mark_empty(slot)
             raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
@@ -255,7 +263,7 @@ class Station:
             snapshot = self._snapshots.load(slot, record.snapshot_digest)
             if record.state is not SlotState.VERIFIED or snapshot is None:
                 return None
-            vectors = _compute(self._arena, slot, snapshot.layout)
+            vectors = _compute(CpuDevice(self._arena), slot, snapshot.layout, Pace(budget=self._places.budget))
             if self.block.active() == (slot, epoch) and self._arena.record(slot) == record:
                 return Reading(record, slot, epoch, vectors)
         return None
@@ -281,6 +289,12 @@ class Station:
             raise Refusal("source_failed", f"manifest of {target.label}", "one in the store", "none", "plan")
         digest = hashlib.sha256(pack(manifest)).hexdigest()
         return staging.StageOrder(target.label, target.checksum, manifest, digest, slot, self.active, order.generation, order.revision)
+
+    def _pace(self) -> Pace:
+        """At full speed while nothing serves; otherwise only what requests leave over."""
+        if self.active is None:
+            return Pace(self._places.stage_threads)
+        return Pace(self._places.stage_threads, idle=True, budget=self._places.budget)
 
     def _need_arena(self) -> Arena:
         if self._arena is None:
@@ -319,6 +333,11 @@ def _counts(check: SlotCheck | None, held: SlotRecord, change: str | None) -> bo
     return check is not None and check.record == held and change in (None, check.change)
 
 
-def _compute(arena: Arena, slot: int, layout: Layout) -> dict[str, TensorVector]:
-    with arena.slot_view(slot) as memory:
-        return {place.name: tensor_entry(memory[place.offset : place.end], place.dtype, place.shape) for place in layout.placements}
+def _compute(device: Device, slot: int, layout: Layout, pace: Pace) -> dict[str, TensorVector]:
+    """The vector of what a slot holds, from its memory."""
+    steps = [Step(place, "", Origin.KEPT) for place in layout.placements]
+    checks = pour(device, slot, None, steps, NoBlobs(), pace)
+    return {
+        place.name: TensorVector(entry_of(place.dtype, place.shape, place.size_bytes, found), found)
+        for place, found in zip(layout.placements, checks, strict=True)
+    }

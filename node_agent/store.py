@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,8 +28,10 @@ _DISK = OsDisk()
 
 
 class Store:
-    def __init__(self, root: Path, quota_bytes: int) -> None:
+    def __init__(self, root: Path, quota_bytes: int, close: Callable[[int], None] = os.close) -> None:
+        """`close` takes over the descriptor of a blob that was read to its end."""
         self.root = root
+        self._close = close
         self._blobs = root / "blobs" / "sha256"
         self._partial = root / "partial"
         self._versions = root / "versions"
@@ -59,23 +61,15 @@ class Store:
         """Takes the bytes of one blob, after what an earlier writer left."""
         return BlobWriter(self._partial / sha256, self.path(sha256), sha256, size_bytes)
 
-    def read_into(self, sha256: str, into: memoryview) -> None:
-        """Fill all of `into` with a blob of exactly that size. The reader checks the content by the vector of where it went."""
+    def open(self, sha256: str, size_bytes: int) -> BlobFile:
+        """For reading. The reader checks the content by the vector of where it went. Raises RaftmetaError, also for another size."""
         path = self.path(sha256)
         with _disk_errors(path):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                size = os.fstat(fd).st_size
-                if size != len(into):
-                    raise RaftmetaError("integrity", f"blob {sha256} has {size} bytes, expected {len(into)}")
-                offset = 0
-                while offset < size:
-                    count = os.preadv(fd, [into[offset : offset + CHUNK * 8]], offset)
-                    if not count:
-                        raise RaftmetaError("integrity", f"blob {sha256} ended at byte {offset} of {size}")
-                    offset += count
-            finally:
-                os.close(fd)
+            blob = BlobFile(path, self._close)
+            if blob.size_bytes != size_bytes:
+                blob.close()
+                raise RaftmetaError("integrity", f"blob {sha256} has {blob.size_bytes} bytes, expected {size_bytes}")
+            return blob
 
     def discard(self, sha256: str) -> None:
         """Forget a blob that failed its check, so that it is fetched again."""
@@ -189,6 +183,29 @@ class Store:
 
 class BlobMismatch(RaftmetaError):
     """Bytes that arrived, or lie on the disk, are not the blob's; nothing of them is kept."""
+
+
+class BlobFile:
+    """One blob, open for reading by any number of threads. `close` takes over the descriptor."""
+
+    def __init__(self, path: Path, close: Callable[[int], None]) -> None:
+        self._path = path
+        self._close = close
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self.size_bytes = os.fstat(self._fd).st_size
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill all of `into` with the bytes from `offset`. Raises RaftmetaError when the file has fewer."""
+        with _disk_errors(self._path):
+            done = 0
+            while done < len(into):
+                count = os.preadv(self._fd, [into[done:]], offset + done)
+                if not count:
+                    raise RaftmetaError("integrity", f"blob {self._path.parent.name}{self._path.name} ended at byte {offset + done}")
+                done += count
+
+    def close(self) -> None:
+        self._close(self._fd)
 
 
 class BlobWriter:

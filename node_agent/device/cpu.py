@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
+from consistency import vector
+from consistency.vector import Words
 from node_agent.device.arena import Arena
 from node_agent.device.port import SlotRecord
 
-COPY_BYTES = 8 << 20  # at a time: the interpreter lock is held for about a millisecond, whatever the size of a tensor
+CHUNK_BYTES = 1 << 20  # filled and checked at a time. Measured: 5.4 GB/s, with 256 KiB 4.8, with 4 MiB 5.4 and a coarser budget
 
 
 class CpuDevice:
-    """Control's side; the arena is open for writing."""
+    """Control's side; the arena is open for writing. `chunk_bytes` is smaller in tests alone."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._arena = arena
+        self.chunk_bytes = chunk_bytes
 
     @property
     def slot_bytes(self) -> int:
@@ -35,9 +40,10 @@ class CpuDevice:
 
     def copy(self, from_slot: int, from_offset: int, size: int, to_slot: int, to_offset: int) -> None:
         with self._arena.staging_view(to_slot) as target, self._arena.slot_view(from_slot) as source:
-            for done in range(0, size, COPY_BYTES):
-                piece = min(COPY_BYTES, size - done)
-                target[to_offset + done : to_offset + done + piece] = source[from_offset + done : from_offset + done + piece]
+            into = np.frombuffer(target, np.uint8, size, to_offset)
+            np.copyto(into, np.frombuffer(source, np.uint8, size, from_offset))  # without the interpreter lock
+            del into  # or the view could not be released
 
-    def read(self, slot: int, offset: int, size: int) -> memoryview:
-        return self._arena.slot_view(slot)[offset : offset + size]
+    def block_checks(self, slot: int, offset: int, size: int) -> Words:
+        with self._arena.slot_view(slot) as memory:
+            return vector.block_checks(memory[offset : offset + size])

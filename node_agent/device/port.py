@@ -12,6 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from consistency.vector import Words
+
 
 class SlotState(StrEnum):
     EMPTY = "empty"  # nothing is known about the bytes
@@ -55,5 +57,9 @@ class Device(Protocol):
     def copy(self, from_slot: int, from_offset: int, size: int, to_slot: int, to_offset: int) -> None:
         """Copy bytes into a dirty slot."""
 
-    def read(self, slot: int, offset: int, size: int) -> memoryview:
-        """The bytes as they are in device memory, read-only. A device that the processor cannot address copies them out."""
+    @property
+    def chunk_bytes(self) -> int:
+        """How much to fill and check at a time: whole blocks of the vector."""
+
+    def block_checks(self, slot: int, offset: int, size: int) -> Words:
+        """Block checks [blocks, 2] computed from the bytes as they are in device memory; `offset` is where a block of a tensor begins."""

@@ -48,14 +48,24 @@ class WeightsFile:
         self._tensors: dict[str, TensorEntry] = {tensor.sha256: tensor for tensor in manifest.tensors}
         self._replaced = replaced
 
-    def read_into(self, sha256: str, into: memoryview) -> None:
+    def open(self, sha256: str, size_bytes: int) -> OpenTensor:
         tensor = self._tensors[sha256]
         if tensor.name in self._replaced:
-            into[:] = self._replaced[tensor.name]
-            return
+            return OpenTensor(self._replaced[tensor.name])
         with (MODEL / tensor.file).open("rb") as file:
             file.seek(tensor.begin)
-            assert file.readinto(into) == len(into)
+            return OpenTensor(file.read(size_bytes))
+
+
+class OpenTensor:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        into[:] = self._data[offset : offset + len(into)]
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass

@@ -37,6 +37,7 @@ class MemoryBlobs:
     def __init__(self, *versions: Tensors) -> None:
         self.blobs: dict[str, bytes] = {}
         self.reads: list[str] = []
+        self.opened = 0  # and not closed yet
         self.interrupt_at: int | None = None  # the n-th read ends as if the process had been killed
         for tensors in versions:
             self.add(tensors)
@@ -45,12 +46,24 @@ class MemoryBlobs:
         for _, _, data in tensors.values():
             self.blobs[hashlib.sha256(data).hexdigest()] = data
 
-    def read_into(self, sha256: str, into: memoryview) -> None:
-        if len(self.reads) == self.interrupt_at:
+    def open(self, sha256: str, size_bytes: int) -> MemoryBlob:
+        data = self.blobs.get(sha256)
+        if data is None or len(data) != size_bytes:
+            raise RaftmetaError("not_found", f"blob {sha256} of {size_bytes} bytes")
+        return MemoryBlob(self, sha256, data)
+
+
+class MemoryBlob:
+    def __init__(self, blobs: MemoryBlobs, sha256: str, data: bytes) -> None:
+        self._blobs, self._sha256, self._data = blobs, sha256, data
+        blobs.opened += 1
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        if len(self._blobs.reads) == self._blobs.interrupt_at:
             into[: len(into) // 2] = b"\xee" * (len(into) // 2)
             raise KeyboardInterrupt
-        self.reads.append(sha256)
-        data = self.blobs.get(sha256)
-        if data is None or len(data) != len(into):
-            raise RaftmetaError("not_found", f"blob {sha256} of {len(into)} bytes")
-        into[:] = data
+        self._blobs.reads.append(self._sha256)
+        into[:] = self._data[offset : offset + len(into)]
+
+    def close(self) -> None:
+        self._blobs.opened -= 1

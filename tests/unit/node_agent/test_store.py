@@ -91,13 +91,29 @@ def test_an_empty_blob_is_a_blob(store: Store) -> None:
 
 def test_reading_into_memory_fills_all_of_it_or_raises(store: Store) -> None:
     put(store, DATA)
-    into = bytearray(len(DATA))
-    store.read_into(SHA, memoryview(into))
-    assert into == DATA
+    blob = store.open(SHA, len(DATA))
+    into = bytearray(500)
+    blob.read_into(300, memoryview(into))
+    assert into == DATA[300:800]
+    with pytest.raises(RaftmetaError, match="ended at byte 1280"):
+        blob.read_into(1000, memoryview(into))
+    blob.close()
     with pytest.raises(RaftmetaError, match="1280 bytes, expected 1279"):
-        store.read_into(SHA, memoryview(into)[:-1])
+        store.open(SHA, len(DATA) - 1)
     with pytest.raises(RaftmetaError):
-        store.read_into("0" * 64, memoryview(into))
+        store.open("0" * 64, len(DATA))
+
+
+def test_a_blob_that_was_read_is_handed_to_whoever_closes_it(tmp_path: Path) -> None:
+    closed: list[int] = []
+    store = Store(tmp_path, 1 << 30, closed.append)
+    put(store, DATA)
+    store.open(SHA, len(DATA)).close()
+    with pytest.raises(RaftmetaError):
+        store.open(SHA, 1)
+    assert len(set(closed)) == 2
+    for fd in closed:
+        os.close(fd)
 
 
 def test_the_quota_refuses_with_the_numbers(tmp_path: Path) -> None:
