@@ -7,6 +7,7 @@ MINUTES ?= 30
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := $(VENV)/.peers
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
@@ -46,8 +47,12 @@ format: $(STAMP)  ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## Measure against named peers, one JSON line a case
+bench: $(PEERS)  ## Measure against named peers, one JSON line a case
 	$(BIN)/python -m benchmarks
+
+$(PEERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	@touch $@
 
 coverage-core: $(STAMP)  ## Branch coverage of the pure core; fails below 100 %
 	$(BIN)/python -m coverage run --branch --source=raftmeta.core,raftmeta.codec --data-file=.coverage.core -m pytest tests/unit/core tests/unit/test_codec.py tests/unit/test_state_damaged.py tests/scenarios

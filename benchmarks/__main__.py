@@ -13,7 +13,19 @@ import sys
 import benchmarks
 from benchmarks.harness import note
 
-_NOT_BENCHMARKS = {"__main__", "harness", "etcd", "commit_member", "member_loads", "manifests", "writers", "process", "scale_state"}
+_NOT_BENCHMARKS = {
+    "__main__",
+    "harness",
+    "etcd",
+    "commit_member",
+    "member_loads",
+    "manifests",
+    "writers",
+    "process",
+    "scale_state",
+    "weights",
+    "load_peers",
+}
 _NOT_IN_ALL = {"against", "failover", "churn", "scale"}  # needs to be told a revision; take minutes each
 
 

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -61,9 +61,6 @@ class Pace:
     threads: int = 1
     idle: bool = False  # only while no other process wants the processor
     budget: Budget | None = None
-
-
-ALONE: Final = Pace()  # in the thread that asks, as fast as it goes
 
 
 class _Piece(NamedTuple):

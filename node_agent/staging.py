@@ -1,13 +1,15 @@
 """Bring a version into the standby slot and prove it there. The active slot is only ever read.
 
 Order matters: the slot is set dirty, with the list of what stays untouched, before its first byte changes; it becomes verified only after
-the vector computed from its own memory, kept and copied tensors included, equals the manifest's. Whatever fails in between leaves it dirty,
+the vector computed from its own memory equals the manifest's, that of kept tensors included, of which only what was computed a moment ago
+is not computed again. Whatever fails in between leaves it dirty,
 raises a Refusal, and a later try keeps what was known to be whole. The caller has drained the slot (`slots.Switch.wait_drained`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -17,9 +19,9 @@ from node_agent import staging_plan
 from node_agent.device.port import Device, SlotRecord, SlotState
 from node_agent.device.snapshot import SlotSnapshot, Snapshots
 from node_agent.layout import Layout
-from node_agent.pour import ALONE, BlobSource, Pace, PieceFailed, pour
+from node_agent.pour import BlobSource, Pace, PieceFailed, pour
 from node_agent.refusal import Refusal
-from node_agent.staging_plan import Held, Step
+from node_agent.staging_plan import Held, Origin, Step
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.types import StageCounters
 
@@ -54,6 +56,17 @@ class Staged(msgspec.Struct, frozen=True):
     record: SlotRecord
     layout: Layout
     counters: StageCounters
+    entries: dict[str, str]  # tensor -> entry of the vector, from the slot's memory
+
+
+class Manner(msgspec.Struct, frozen=True):
+    """How to stage: at which pace, and what need not be read again."""
+
+    pace: Pace = Pace()
+    fresh: Mapping[str, str] = {}  # tensor -> entry that was computed from this slot's memory a moment ago; counts for what is kept
+
+
+ALONE: Final = Manner()
 
 
 def plan(device: Device, snapshots: Snapshots, order: StageOrder) -> StagePlan:
@@ -68,17 +81,17 @@ def plan(device: Device, snapshots: Snapshots, order: StageOrder) -> StagePlan:
 
 
 def stage(
-    device: Device, snapshots: Snapshots, order: StageOrder, source: BlobSource, bytes_fetched: int = 0, pace: Pace = ALONE
+    device: Device, snapshots: Snapshots, order: StageOrder, source: BlobSource, bytes_fetched: int = 0, how: Manner = ALONE
 ) -> Staged:
     """Write what differs, compute the vector from the slot's memory, set the slot verified. Safe to run again after any failure."""
     made = plan(device, snapshots, order)
     _begin(device, snapshots, order, made.layout, staging_plan.kept(made.steps))
-    entries = _verify(device, snapshots, order, made, _pour(device, order, made.steps, source, pace))
+    entries = _verify(device, snapshots, order, made, _entries(device, order, made.steps, source, how))
     wanted = {tensor.name: tensor.sha256 for tensor in order.manifest.tensors}
     digest = snapshots.save(order.slot, SlotSnapshot(made.layout, wanted))
     record = device.finish(order.slot, root(entries), digest)
     snapshots.drop_others(order.slot, digest)
-    return Staged(record, made.layout, staging_plan.counters(made.steps, bytes_fetched, made.tensors_changed))
+    return Staged(record, made.layout, staging_plan.counters(made.steps, bytes_fetched, made.tensors_changed), entries)
 
 
 def _begin(device: Device, snapshots: Snapshots, order: StageOrder, layout: Layout, whole: dict[str, str]) -> None:
@@ -98,22 +111,33 @@ def _begin(device: Device, snapshots: Snapshots, order: StageOrder, layout: Layo
     snapshots.drop_others(order.slot, digest)
 
 
-def _pour(device: Device, order: StageOrder, steps: Sequence[Step], source: BlobSource, pace: Pace) -> list[Words]:
+def _entries(device: Device, order: StageOrder, steps: Sequence[Step], source: BlobSource, how: Manner) -> dict[str, str]:
+    """The entry of every tensor, from the slot's memory."""
+    fresh = {step.placement.name: how.fresh[step.placement.name] for step in steps if _is_fresh(step, how)}
+    poured = [step for step in steps if step.placement.name not in fresh]
     try:
-        return pour(device, order.slot, order.active_slot, steps, source, pace)
+        checks = pour(device, order.slot, order.active_slot, poured, source, how.pace)
     except PieceFailed as failed:
         step = failed.step
         expected, found = f"{step.placement.size_bytes} bytes of {step.sha256}", str(failed.__cause__)
         raise StagingError("source_failed", f"tensor {step.placement.name!r}", expected, found, "fill") from failed.__cause__
+    return fresh | entries_of(poured, checks)
 
 
-def _verify(device: Device, snapshots: Snapshots, order: StageOrder, made: StagePlan, checks: Sequence[Words]) -> dict[str, str]:
-    """Entries made of the checks of the slot's memory, all equal to the manifest's."""
-    expected = {tensor.name: tensor for tensor in order.manifest.tensors}
-    entries = {
+def _is_fresh(step: Step, how: Manner) -> bool:
+    return step.origin is Origin.KEPT and step.placement.name in how.fresh
+
+
+def entries_of(steps: Sequence[Step], checks: Sequence[Words]) -> dict[str, str]:
+    return {
         step.placement.name: entry_of(step.placement.dtype, step.placement.shape, step.placement.size_bytes, found)
-        for step, found in zip(made.steps, checks, strict=True)
+        for step, found in zip(steps, checks, strict=True)
     }
+
+
+def _verify(device: Device, snapshots: Snapshots, order: StageOrder, made: StagePlan, entries: dict[str, str]) -> dict[str, str]:
+    """The entries, all equal to the manifest's."""
+    expected = {tensor.name: tensor for tensor in order.manifest.tensors}
     wrong = [step for step in made.steps if entries[step.placement.name] != expected[step.placement.name].entry]
     if wrong:
         bad = {step.placement.name for step in wrong}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,14 @@ from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import EMPTY_RECORD, Device, SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
+from node_agent.freshness import Freshness
 from node_agent.journal import ChangeRecord, DeploymentRecord, Journal
-from node_agent.layout import Layout
+from node_agent.layout import Placement
 from node_agent.plan import Goal, Order, Seen, SlotSeen, Target
 from node_agent.pour import NoBlobs, Pace, pour
 from node_agent.refusal import Refusal
 from node_agent.slots import Switch, SwitchReport
+from node_agent.staging import Manner
 from node_agent.staging_plan import Origin, Step
 from node_agent.store import Store, blobs_of
 from raftmeta.core.manifest import Manifest, pack
@@ -51,6 +53,7 @@ class Places:
     slot_bytes: int  # 0: the first version and a quarter more
     stage_threads: int = 1
     budget: Budget | None = None  # of whatever moves bytes beside requests
+    verify_max_age_ns: int = 0  # a tensor whose vector was computed so lately is not read again when it stays where it is
     clock_ns: Callable[[], int] = time.monotonic_ns
 
 
@@ -93,6 +96,7 @@ class Station:
         self._switch = Switch(self.block, lambda slot: self._need_arena().verified(slot))
         self._checked: dict[int, SlotCheck] = {}
         self._warmed: dict[int, SlotCheck] = {}
+        self._freshness = Freshness(places.verify_max_age_ns, places.clock_ns)
         self._prepared: set[str] = set()
 
     # --- the record
@@ -192,6 +196,7 @@ class Station:
             self._arena = None
         self._checked.clear()
         self._warmed.clear()
+        self._freshness.clear()
         use = ArenaUse.of(self._places.store.root, self._places.journal.record.node, self.name)
         try:
             self._arena = Arena.create(self._arena_path, max(self._places.slot_bytes or need + need // 4, need, 1), use)
@@ -203,11 +208,13 @@ class Station:
         device = CpuDevice(self._need_arena())
         self._switch.wait_drained(slot, time.monotonic() + DRAIN_S)
         try:
-            order_ = self._stage_order(target, slot, order)
-            staged = staging.stage(device, self._snapshots, order_, self._places.store, fetched, self._pace())
+            known = self._freshness.take(slot)
+            how = Manner(self._pace(), {name: item.entry for name, item in known.items()})
+            staged = staging.stage(device, self._snapshots, self._stage_order(target, slot, order), self._places.store, fetched, how)
         except Refusal:
             self.forget_prepared()
             raise
+        self._freshness.note(slot, staged.entries, known)
         self._checked[slot] = SlotCheck(staged.record, change)
         return staged.counters
 
@@ -221,12 +228,17 @@ class Station:
         arena = self._need_arena()
         record = arena.record(slot)
         snapshot = self._snapshots.load(slot, record.snapshot_digest)
-        found = "no list of its tensors"
+        known = self._freshness.take(slot)
+        entries: dict[str, str] = {}
         if snapshot is not None:
-            found = Reading(record, slot, 0, _compute(CpuDevice(arena), slot, snapshot.layout, self._pace())).root
+            stale = [place for place in snapshot.layout.placements if place.name not in known]
+            entries = {place.name: known[place.name].entry for place in snapshot.layout.placements if place.name in known}
+            entries |= {name: vector.entry for name, vector in _compute(CpuDevice(arena), slot, stale, self._pace()).items()}
+        found = "no list of its tensors" if snapshot is None else root(entries)
         if found != target.vector_root or record.vector_root != target.vector_root:
             arena.mark_empty(slot)
             raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
+        self._freshness.note(slot, entries, known)
         self._checked[slot] = SlotCheck(record, change)
 
     def note_warm(self, slot: int, change: str) -> None:
@@ -263,7 +275,7 @@ class Station:
             snapshot = self._snapshots.load(slot, record.snapshot_digest)
             if record.state is not SlotState.VERIFIED or snapshot is None:
                 return None
-            vectors = _compute(CpuDevice(self._arena), slot, snapshot.layout, Pace(budget=self._places.budget))
+            vectors = _compute(CpuDevice(self._arena), slot, snapshot.layout.placements, Pace(budget=self._places.budget))
             if self.block.active() == (slot, epoch) and self._arena.record(slot) == record:
                 return Reading(record, slot, epoch, vectors)
         return None
@@ -333,11 +345,11 @@ def _counts(check: SlotCheck | None, held: SlotRecord, change: str | None) -> bo
     return check is not None and check.record == held and change in (None, check.change)
 
 
-def _compute(device: Device, slot: int, layout: Layout, pace: Pace) -> dict[str, TensorVector]:
-    """The vector of what a slot holds, from its memory."""
-    steps = [Step(place, "", Origin.KEPT) for place in layout.placements]
+def _compute(device: Device, slot: int, places: Sequence[Placement], pace: Pace) -> dict[str, TensorVector]:
+    """The vectors of tensors that a slot holds, from its memory."""
+    steps = [Step(place, "", Origin.KEPT) for place in places]
     checks = pour(device, slot, None, steps, NoBlobs(), pace)
     return {
         place.name: TensorVector(entry_of(place.dtype, place.shape, place.size_bytes, found), found)
-        for place, found in zip(layout.placements, checks, strict=True)
+        for place, found in zip(places, checks, strict=True)
     }

@@ -14,7 +14,7 @@ from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import SlotState
 from node_agent.device.snapshot import Snapshots
 from node_agent.refusal import Refusal
-from node_agent.staging import Staged, StageOrder, plan, stage
+from node_agent.staging import ALONE, Manner, Staged, StageOrder, plan, stage
 from raftmeta.core.errors import ErrorClass
 from raftmeta.core.manifest import Manifest, TensorEntry, weights_digest
 from tests.support.shm import shm_directory
@@ -54,9 +54,9 @@ class Node:
         checksum = hashlib.sha256(manifest.vector_root.encode()).hexdigest()
         return StageOrder("1.0.0", checksum, manifest, weights_digest(manifest), slot, self.active, 1, 5)
 
-    def stage(self, slot: int, version: Tensors | Manifest, activate: bool = True) -> Staged:
+    def stage(self, slot: int, version: Tensors | Manifest, activate: bool = True, how: Manner = ALONE) -> Staged:
         manifest = version if isinstance(version, Manifest) else manifest_of(version)
-        staged = stage(CpuDevice(self.arena), self.snapshots, self.order(slot, manifest), self.blobs)
+        staged = stage(CpuDevice(self.arena), self.snapshots, self.order(slot, manifest), self.blobs, how=how)
         if activate:
             self.active = slot
         return staged
@@ -212,6 +212,23 @@ def altered(manifest: Manifest, name: str, **changes: object) -> Manifest:
     return msgspec.structs.replace(
         manifest, tensors=tuple(msgspec.structs.replace(t, **changes) if t.name == name else t for t in manifest.tensors)
     )
+
+
+def test_what_was_computed_a_moment_ago_and_stays_is_not_read_again_and_everything_else_is(node: Node) -> None:
+    first = node.stage(1, V1, activate=False)
+    node.damage(1, "a")
+    fresh = {name: entry for name, entry in first.entries.items() if name in ("a", "d")}
+    staged = node.stage(1, V2, activate=False, how=Manner(fresh=fresh))
+    assert staged.record.vector_root == manifest_of(V2).vector_root, "kept on the word of its freshness; d changed, so it was read"
+    node.damage(1, "b")
+    with pytest.raises(Refusal, match=r"vector_mismatch.*'b'"):
+        node.stage(1, V2, activate=False, how=Manner(fresh=fresh))
+
+
+def test_an_entry_that_is_fresh_but_of_other_bytes_is_a_mismatch(node: Node) -> None:
+    node.stage(1, V1, activate=False)
+    with pytest.raises(Refusal, match=r"vector_mismatch.*'a'"):
+        node.stage(1, V2, activate=False, how=Manner(fresh={"a": "0" * 64}))
 
 
 @pytest.mark.parametrize("changes", [{"dtype": "I32"}, {"shape": (30, 40)}, {"entry": "0" * 64}])
