@@ -64,7 +64,7 @@ class Pace:
 
 
 class _Piece(NamedTuple):
-    index: int  # of the step
+    number: int  # of the step
     begin: int  # bytes of the tensor
     end: int
 
@@ -148,7 +148,7 @@ def _work(job: _Job, pieces: Iterator[_Piece]) -> None:
 
 
 def _move(job: _Job, piece: _Piece) -> None:
-    step = job.steps[piece.index]
+    step = job.steps[piece.number]
     begin, size = step.placement.offset + piece.begin, piece.end - piece.begin
     if step.origin is Origin.ACTIVE:
         assert job.active is not None
@@ -157,15 +157,15 @@ def _move(job: _Job, piece: _Piece) -> None:
         _fill(job, piece, step)
     first = piece.begin // BLOCK_BYTES
     found = job.device.block_checks(job.slot, begin, size)
-    job.checks[piece.index][first : first + len(found)] = found
+    job.checks[piece.number][first : first + len(found)] = found
 
 
 def _fill(job: _Job, piece: _Piece, step: Step) -> None:
     size = piece.end - piece.begin
     try:
-        blob = _blob(job, piece.index, step)
+        blob = _blob(job, piece.number, step)
         job.device.fill(job.slot, step.placement.offset + piece.begin, size, lambda into: blob.read_into(piece.begin, into))
-        _let_go(job, piece.index)
+        _let_go(job, piece.number)
     except (RaftmetaError, OSError) as cause:
         raise PieceFailed(step) from cause
 

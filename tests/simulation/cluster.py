@@ -30,7 +30,6 @@ from tests.simulation.network import Flight, SimNetwork
 
 WALL_START_MS = 1_700_000_000_000
 NEVER = float("inf")
-INBOX_S = 1.0  # after a link came up a member may still have to read what lay in its inbox before
 KEPT_NOTES = 200  # at least so many of the last notes are shown of a run that fails
 
 
@@ -105,6 +104,7 @@ class Cluster(World):
 
     def boot(self, member: SimMember) -> None:
         member.boot()
+        self._remembered = {(who, whom) for who, whom in self._remembered if who != member.id}
         self.note("boot", member.id, member.alive)
         if member.alive:
             self.network.up(member.id, member.incarnation)
@@ -173,7 +173,6 @@ class Cluster(World):
             if member.alive:
                 if isinstance(event, Connected):
                     self.invariants.linked(name, event.peer)
-                    self.at(self.now + INBOX_S, self._remembered.discard, (name, event.peer))
                 member.inbox.append(event)
                 self.wake(member, self.now)
 
@@ -225,7 +224,9 @@ class Cluster(World):
             return
         self.steps += 1
         received = len(member.inbox)
+        relinked = [event.peer for event in member.inbox if isinstance(event, Connected)] if self._remembered else []
         outbox = member.step()
+        self._remembered.difference_update((member.id, peer) for peer in relinked)
         if member.replica is None:
             self._ended(member, outbox)
             return
