@@ -43,7 +43,9 @@ class PublishOptions(MemberOptions):
     label: Annotated[str, typer.Option("--label", metavar="LABEL", help="The version, for instance 1.4.0. It keeps its bytes.")]
     source: Annotated[
         list[str] | None,
-        typer.Option("--source", metavar="URL", help="Where agents find DIR: file:///dir/ or http(s)://host/dir/; repeat."),
+        typer.Option(
+            "--source", metavar="URL", help="Where agents find DIR: file:///dir/, http(s)://host/dir/ or s3://bucket/prefix/; repeat."
+        ),
     ] = None
     unbound: Annotated[
         list[str] | None, typer.Option("--unbound", metavar="NAME", help="A tensor that no module takes; repeat. Otherwise found out.")

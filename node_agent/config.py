@@ -10,7 +10,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -21,9 +21,26 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import NAME
 
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
-_PATHS = (("ca_file",), ("token_file",), ("tls_cert",), ("tls_key",), ("store_dir",), ("arena_dir",), ("run_dir",))  # not artifact roots
+_PATHS = (
+    ("ca_file",),
+    ("token_file",),
+    ("s3_secret_file",),
+    ("tls_cert",),
+    ("tls_key",),
+    ("store_dir",),
+    ("arena_dir",),
+    ("run_dir",),
+)  # not artifact roots
 
 Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+
+class S3Settings(NamedTuple):
+    endpoint: str = ""  # URL of the service; empty: that of the region
+    region: str = "us-east-1"
+    access_key_id: str = ""  # empty: what the environment of the process gives
+    secret_file: Path | None = None  # one line, read anew for every bucket that is opened
+    timeout_s: float = 30.0
 
 
 class AgentConfig(settings.Settings):
@@ -64,6 +81,10 @@ class AgentConfig(settings.Settings):
     max_deployments: int = Field(default=8, ge=1, le=64)  # deployments this node takes part in; more are refused
     fetch_attempts: int = Field(default=4, ge=1, le=20)  # per source and byte range without progress
     fetch_timeout_s: Seconds = 30.0  # without a byte from a source
+    s3_endpoint: str = Field(default="", pattern="^(https?://[A-Za-z0-9.:\\[\\]_-]+/?)?$")  # of s3:// sources; empty: that of the region
+    s3_region: str = Field(default="us-east-1", pattern="^[a-z0-9-]{1,40}$")
+    s3_access_key_id: str = Field(default="", max_length=128)  # empty: AWS_* variables, web identity or the machine's role
+    s3_secret_file: Path | None = None  # the secret of that key, one line
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
 
     @field_validator("node", "zone")
@@ -106,9 +127,15 @@ class AgentConfig(settings.Settings):
     def _is_consistent(self) -> AgentConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
+        if bool(self.s3_access_key_id) != (self.s3_secret_file is not None):
+            raise ValueError("s3_access_key_id and s3_secret_file belong together")
         if self.host_port[0] in ("0.0.0.0", "::") and not self.url:
             raise ValueError(f"listen {self.listen} is every address of the machine; set url to the one that others reach it by")
         return self
+
+    @property
+    def s3(self) -> S3Settings:
+        return S3Settings(self.s3_endpoint, self.s3_region, self.s3_access_key_id, self.s3_secret_file, self.fetch_timeout_s)
 
     @property
     def sockets_dir(self) -> Path:

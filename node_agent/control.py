@@ -31,6 +31,7 @@ from node_agent.peers import Peer
 from node_agent.provide import StoreProvider
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime, log
+from node_agent.s3_source import Buckets
 from node_agent.sources import opener
 from node_agent.station import Places, Reading
 from node_agent.store import Store
@@ -159,7 +160,7 @@ async def run(runtime: Runtime) -> None:
         loop = Loop(facts, Desired(Identity(config.node, runtime.boot_id)), places, plane, bounds)
         peers = [Peer(runtime.worker_socket(index), loop.kick) for index in range(config.workers)]
         with httpx.Client(timeout=config.fetch_timeout_s, follow_redirects=False, trust_env=False) as http:
-            fetcher = Fetcher(store, opener(config.artifact_roots, http), Patience(config.fetch_attempts))
+            fetcher = Fetcher(store, opener(config.artifact_roots, http, Buckets(config.s3).source), Patience(config.fetch_attempts))
             provider = StoreProvider(store, fetcher, plane, loop.keep)
             means = Means(config.node, runtime.boot_id, plane, provider, Crew(peers, config.load_timeout_s))
             server = Server(Answers(loop, facts, store).answer, lambda: None)

@@ -1,4 +1,4 @@
-"""Where bytes of versions come from: directories below an allowed root, and HTTP servers that may or may not know ranges.
+"""Where bytes of versions come from: directories below an allowed root, HTTP servers that may or may not know ranges, S3 buckets.
 
 A file is opened first and judged after: what counts is where the open descriptor really lies, so neither a symbolic link nor a directory
 swapped in between leads out of the roots, and a pipe or device is never read. A server that ignores ranges is read from the start and
@@ -23,8 +23,8 @@ CHUNK = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z")
 
 
-def opener(roots: Sequence[Path], http: httpx.Client) -> Callable[[str], Source]:
-    """Turns a URL of a manifest into a source. The roots are resolved now, once."""
+def opener(roots: Sequence[Path], http: httpx.Client, bucket: Callable[[str], Source]) -> Callable[[str], Source]:
+    """Turns a URL of a manifest into a source. The roots are resolved now, once; `bucket` opens s3 URLs."""
     allowed = tuple(root.resolve() for root in roots)
 
     def open_source(url: str) -> Source:
@@ -32,7 +32,9 @@ def opener(roots: Sequence[Path], http: httpx.Client) -> Callable[[str], Source]
         if fault:
             raise SourceError(f"{url[:200]!r} {fault}")
         parts = urlsplit(url)
-        return DirectorySource(Path(unquote(parts.path)), allowed) if parts.scheme == "file" else HttpSource(url, http)
+        if parts.scheme == "file":
+            return DirectorySource(Path(unquote(parts.path)), allowed)
+        return bucket(url) if parts.scheme == "s3" else HttpSource(url, http)
 
     return open_source
 

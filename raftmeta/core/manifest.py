@@ -44,6 +44,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HOST_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\Z")
 MAX_HOST_CHARS = 253  # of a name in the DNS
 MAX_SOURCE_CHARS = 2048
+_SCHEMES = ("file:///", "http://", "https://", "s3://")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 
 
 ROLES = ("weights", "config", "tokenizer", "other")
@@ -78,7 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[TensorEntry, ...]  # sorted by name
     unbound: tuple[str, ...]  # sorted names of tensors that no module takes
     vector_root: str
-    sources: tuple[str, ...]  # base URLs (file:///dir/ or http(s)://host/dir/), tried in order
+    sources: tuple[str, ...]  # base URLs (file:///dir/, http(s)://host/dir/ or s3://bucket/prefix/), tried in order
 
 
 def faults(manifest: Manifest) -> list[str]:
@@ -168,8 +170,8 @@ def path_fault(name: str) -> str | None:
 @lru_cache(maxsize=256)  # few places hold many versions
 def source_fault(source: str) -> str | None:
     """Why nothing can be read from such a URL, wherever it is tried; None if it is well formed."""
-    if not source.startswith(("file:///", "http://", "https://")) or len(source) > MAX_SOURCE_CHARS or _CONTROL.search(source):
-        return f"is not a file, http or https URL of at most {MAX_SOURCE_CHARS} characters"
+    if not source.startswith(_SCHEMES) or len(source) > MAX_SOURCE_CHARS or _CONTROL.search(source):
+        return f"is not a file, http, https or s3 URL of at most {MAX_SOURCE_CHARS} characters"
     if "?" in source or "#" in source:
         return "has a query or a fragment; a file name is put after its path"
     try:
@@ -179,6 +181,8 @@ def source_fault(source: str) -> str | None:
         return f"is no URL: {cause}"
     if _CONTROL.search(unquote(parts.path)):
         return "has a control character in its path"
+    if parts.scheme == "s3":
+        return None if _BUCKET.match(parts.netloc) else "has no bucket name of 3 to 63 lower-case letters, digits, dots or hyphens"
     return None if parts.scheme == "file" else _server_fault(parts, port)
 
 

@@ -344,7 +344,7 @@ def test_an_unbound_name_that_is_no_tensor_is_refused(root: Path) -> None:
 
 
 def test_a_source_that_is_no_url_is_refused(root: Path) -> None:
-    with pytest.raises(RaftmetaError, match="source 'ftp://x/' is not a file, http or https URL"):
+    with pytest.raises(RaftmetaError, match="source 'ftp://x/' is not a file, http, https or s3 URL"):
         build_manifest(root, sources=["ftp://x/"], engine="hf", unbound=())
 
 

@@ -101,9 +101,9 @@ def test_a_sound_manifest_has_no_faults() -> None:
         (manifest(unbound=("c",)), "is no tensor"),
         (manifest(unbound=("b.bias", "a.weight")), "must be sorted"),
         (manifest(unbound=("a.weight", "a.weight")), "stands twice"),
-        (manifest(sources=("ftp://host/",)), "is not a file, http or https URL"),
-        (manifest(sources=("http://host/" + "x" * 2_048,)), "is not a file, http or https URL"),
-        (manifest(sources=("http://host/\n",)), "is not a file, http or https URL"),
+        (manifest(sources=("ftp://host/",)), "is not a file, http, https or s3 URL"),
+        (manifest(sources=("http://host/" + "x" * 2_048,)), "is not a file, http, https or s3 URL"),
+        (manifest(sources=("http://host/\n",)), "is not a file, http, https or s3 URL"),
         (manifest(sources=("http://host/",) * 17), "17 sources"),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_tensor_has_the_bytes_of_its_shape(dtype: str, shape: tuple[int, ...],
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
-        ("file://host/dir/", "is not a file, http or https URL"),
+        ("file://host/dir/", "is not a file, http, https or s3 URL"),
         ("http://[::1/", "is no URL"),
         ("http://[::1", "is no URL"),
         ("http://host:x/", "is no URL"),
@@ -240,6 +240,12 @@ def test_a_tensor_has_the_bytes_of_its_shape(dtype: str, shape: tuple[int, ...],
         ("http://[::1%25/]/", "is no URL"),
         ("http://[1:2]/", "'1:2' does not appear to be"),
         ("http://[v1.a]/", "a host that cannot be"),
+        ("s3:///prefix/", "no bucket name"),
+        ("s3://Bucket/", "no bucket name"),
+        ("s3://ab/", "no bucket name"),
+        ("s3://key:secret@bucket/", "no bucket name"),
+        ("s3://bucket:80/", "no bucket name"),
+        ("s3://bucket/?versionId=1", "query or a fragment"),
     ],
 )
 def test_a_source_that_nothing_could_be_read_from_is_refused(source: str, fault: str) -> None:
@@ -252,6 +258,7 @@ def test_a_source_that_nothing_could_be_read_from_is_refused(source: str, fault:
     [
         "file:///", "file:///models/with%20space/", "file:///models/caf\u00e9/", "http://host", "http://HOST.example.:8080/dir/",
         "https://[::1]:8443/dir/", "http://10.0.0.1/", "http://my_store:1/", "http://xn--bcher-kva.example/", "http://host/%zz/",
+        "s3://models", "s3://models.eu-1/minilm/v1/",
     ],
 )  # fmt: skip
 def test_a_source_that_something_could_be_read_from_is_taken(source: str) -> None:

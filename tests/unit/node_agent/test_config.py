@@ -96,3 +96,11 @@ def test_the_token_is_one_line_of_visible_characters(tmp_path: Path) -> None:
     token.write_text("two words\n")
     with pytest.raises(RaftmetaError, match="blanks"):
         found.token()
+
+
+def test_an_s3_key_comes_with_its_secret_and_an_endpoint_is_a_url(tmp_path: Path) -> None:
+    assert "s3_access_key_id and s3_secret_file" in refusal(tmp_path, GOOD + 's3_access_key_id = "AKID"\n')
+    assert "s3_endpoint" in refusal(tmp_path, GOOD + 's3_endpoint = "minio:9000"\n')
+    found = config(tmp_path, GOOD + 's3_endpoint = "https://[::1]:9000"\ns3_access_key_id = "AKID"\ns3_secret_file = "secret"\n')
+    assert found.s3.secret_file == tmp_path / "secret"
+    assert found.s3.endpoint == "https://[::1]:9000"

@@ -18,6 +18,7 @@ from node_agent.sources import opener
 from node_agent.store import Store, blobs_of, check_blob
 from raftmeta.core.errors import RaftmetaError
 from tests.support.small_version import Version, make_version
+from tests.unit.node_agent.test_sources import no_bucket
 
 TENSORS = {"a": b"a" * 5000, "b": b"b" * 300}
 
@@ -43,7 +44,7 @@ class Scene:
         self.store = Store(tmp_path / "store", quota)
         self.plane = FakePlane(*versions)
         self.kept: frozenset[str] | None = frozenset()
-        fetcher = Fetcher(self.store, opener([tmp_path], httpx.Client()), Patience(2, lambda _: None))
+        fetcher = Fetcher(self.store, opener([tmp_path], httpx.Client(), no_bucket), Patience(2, lambda _: None))
         self.provider = StoreProvider(self.store, fetcher, self.plane, lambda: self.kept)
 
     async def fetch(self, version: Version) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from node_agent.fetch import SourceError, SourceLied
+from node_agent.fetch import Source, SourceError, SourceLied
 from node_agent.sources import DirectorySource, HttpSource, opener
 
 DATA = bytes(range(256)) * 40
@@ -22,11 +22,15 @@ def root(tmp_path: Path) -> Path:
     return directory
 
 
+def no_bucket(url: str) -> Source:
+    raise SourceError(f"{url} was opened")
+
+
 def read_file(
     roots: list[Path], directory: Path, file: str = "w.bin", size: int = len(DATA), begin: int = 0, end: int = len(DATA)
 ) -> bytes:
     with httpx.Client() as http:
-        source = opener(roots, http)(directory.as_uri() + "/")
+        source = opener(roots, http, no_bucket)(directory.as_uri() + "/")
         return b"".join(source.read(file, size, begin, end))
 
 
@@ -89,7 +93,7 @@ def test_a_missing_file_may_be_elsewhere(root: Path) -> None:
 @pytest.mark.parametrize("url", ["ftp://host/dir/", "file://host/dir/", "http:///dir/"])
 def test_other_schemes_and_hosts_in_file_urls_are_no_sources(url: str) -> None:
     with httpx.Client() as http, pytest.raises(SourceError):
-        opener([], http)(url)
+        opener([], http, no_bucket)(url)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_other_schemes_and_hosts_in_file_urls_are_no_sources(url: str) -> None:
 )  # fmt: skip
 def test_a_url_that_cannot_be_used_is_an_error_of_its_source(root: Path, url: str) -> None:
     with httpx.Client(timeout=2, trust_env=False) as http, pytest.raises(SourceError):
-        next(opener([root], http)(url).read("w.bin", len(DATA), 0, 10))
+        next(opener([root], http, no_bucket)(url).read("w.bin", len(DATA), 0, 10))
 
 
 @pytest.mark.parametrize("base", ["http://[::1/", "http://h:x/", "http://a..b/", "http://xn--/", "http://" + "a" * 300 + "/"])
@@ -120,7 +124,7 @@ def test_a_path_that_no_system_call_takes_is_an_error_of_the_source(root: Path) 
 
 def read_http(handler: Callable[[httpx.Request], httpx.Response], begin: int = 10, end: int = 5000) -> bytes:
     with httpx.Client(transport=httpx.MockTransport(handler)) as http:
-        return b"".join(opener([], http)("http://host/dir/").read("a file.bin", len(DATA), begin, end))
+        return b"".join(opener([], http, no_bucket)("http://host/dir/").read("a file.bin", len(DATA), begin, end))
 
 
 def ranged(request: httpx.Request) -> httpx.Response:
@@ -178,3 +182,9 @@ def test_a_lost_connection_is_an_error_of_the_source() -> None:
 
     with pytest.raises(SourceError, match="ReadTimeout"):
         read_http(handler)
+
+
+def test_an_s3_url_goes_to_whoever_knows_buckets(root: Path) -> None:
+    with httpx.Client() as http:
+        opened = opener([root], http, lambda url: DirectorySource(Path(url), ()))("s3://bucket/prefix/")
+    assert opened.name == "s3:/bucket/prefix"
