@@ -152,7 +152,7 @@ async def run(runtime: Runtime) -> None:
     log.info("background_budget", bytes_per_s=round(budget.bytes_per_s), threads=config.stage_threads)
     journal = Journal(config.store_dir, config.node)
     max_age_ns = round(config.verify_max_age_s * 1e9)
-    places = Places(store, journal, config.arena_dir, config.slot_bytes, config.stage_threads, budget, max_age_ns)
+    places = Places(store, journal, config.arena_dir, config.slot_bytes, config.stage_threads, budget, config.numa_nodes, max_age_ns)
     _reclaim_abandoned(places)
     async with Client(config.member_urls, token=config.token(), ca_file=config.ca_file, timeout_s=PLANE_TIMEOUT_S) as client:
         plane = cast(ControlPlane, ClientPlane(client))

@@ -8,7 +8,7 @@ variables, a web identity or the machine's role. Retries are the fetcher's busin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -18,6 +18,9 @@ from obstore.store import S3Store
 from node_agent.config import S3Settings
 from node_agent.fetch import SourceError, SourceLied
 from raftmeta.core.manifest import path_fault
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, S3Config
 
 CHUNK = 1 << 20
 
@@ -39,7 +42,7 @@ class Buckets:
 
     def _store(self, bucket: str) -> S3Store:
         settings = self._settings
-        options: dict[str, Any] = {"region": settings.region}
+        options: S3Config = {"region": settings.region}
         if settings.endpoint:
             options["endpoint"] = settings.endpoint
         try:
@@ -48,7 +51,7 @@ class Buckets:
                 assert settings.secret_file is not None, "checked by the settings"
                 options["secret_access_key"] = settings.secret_file.read_text("ascii").strip()
             seconds = f"{settings.timeout_s:g}s"
-            client = {"timeout": seconds, "connect_timeout": seconds, "allow_http": settings.endpoint.startswith("http://")}
+            client: ClientConfig = {"timeout": seconds, "connect_timeout": seconds, "allow_http": settings.endpoint.startswith("http://")}
             return S3Store(bucket, config=options, client_options=client, retry_config={"max_retries": 0})
         except (BaseError, OSError, ValueError) as cause:
             raise SourceError(f"bucket {bucket}: {type(cause).__name__}: {_first_line(cause)}") from cause

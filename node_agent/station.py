@@ -33,6 +33,7 @@ from node_agent.layout import Placement
 from node_agent.plan import Goal, Order, Seen, SlotSeen, Target
 from node_agent.pour import NoBlobs, Pace, pour
 from node_agent.refusal import Refusal
+from node_agent.runtime import log
 from node_agent.slots import Switch, SwitchReport
 from node_agent.staging import Manner
 from node_agent.staging_plan import Origin, Step
@@ -53,6 +54,7 @@ class Places:
     slot_bytes: int  # 0: the first version and a quarter more
     stage_threads: int = 1
     budget: Budget | None = None  # of whatever moves bytes beside requests
+    numa_nodes: tuple[int, ...] = ()  # where an arena should lie
     verify_max_age_ns: int = 0  # a tensor whose vector was computed so lately is not read again when it stays where it is
     clock_ns: Callable[[], int] = time.monotonic_ns
 
@@ -199,9 +201,12 @@ class Station:
         self._freshness.clear()
         use = ArenaUse.of(self._places.store.root, self._places.journal.record.node, self.name)
         try:
-            self._arena = Arena.create(self._arena_path, max(self._places.slot_bytes or need + need // 4, need, 1), use)
+            size = max(self._places.slot_bytes or need + need // 4, need, 1)
+            self._arena = Arena.create(self._arena_path, size, use, self._places.numa_nodes)
         except Refusal as refusal:
             raise _with_idle_arenas(refusal, self._arena_path) from refusal
+        if self._arena.notice:
+            log.warning("arena_placed_anywhere", deployment=self.name, reason=self._arena.notice)
 
     def stage(self, target: Target, slot: int, order: Order, change: str, fetched: int) -> StageCounters:
         """Write and verify. Raises Refusal; the slot that serves is untouched."""

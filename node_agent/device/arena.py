@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from node_agent.device import checked, headroom, mapped
+from node_agent.device import checked, headroom, mapped, numa
 from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
 from node_agent.device.process import ProcessId, boot_id, this_process
 from node_agent.refusal import Refusal
@@ -29,6 +29,7 @@ from node_agent.refusal import Refusal
 FORMAT: Final = "raftmeta-arena-2"
 SLOTS: Final = 2
 _PAGE: Final = 4096
+_MODE: Final = 0o640
 _MAX_PATH: Final = 2048  # characters of a path in the header, which is a page
 _DATA: Final = 1 << 16  # slots begin here: aligned to the largest page size in use (64 KiB on some arm machines)
 _POPULATE_READ: Final = 22  # madvise, Linux 5.14; not in the mmap module of Python 3.11
@@ -62,8 +63,9 @@ class ArenaHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Arena:
     """Use `create` or `open`. One writer at a time, any number of readers."""
 
-    def __init__(self, path: Path, fd: int, header: ArenaHeader, readonly: bool) -> None:
+    def __init__(self, path: Path, fd: int, header: ArenaHeader, readonly: bool, notice: str = "") -> None:
         self.path = path
+        self.notice = notice  # what could not be had and is not needed
         self.header = header
         self.readonly = readonly
         self._fd = fd
@@ -74,8 +76,10 @@ class Arena:
         self._view = memoryview(self._mapping)
 
     @classmethod
-    def create(cls, path: Path, slot_bytes: int, use: ArenaUse = NO_USE, mode: int = 0o640) -> Arena:
+    def create(cls, path: Path, slot_bytes: int, use: ArenaUse = NO_USE, numa_nodes: tuple[int, ...] = ()) -> Arena:
         """A fresh arena with two empty slots in place of any older file of ours. This process owns it until `close`.
+
+        `numa_nodes` are where its pages should lie, none: anywhere; `notice` says why they do not.
 
         Raises Refusal no_headroom (nothing was allocated), arena_in_use, or foreign_arena when the path is not a plain file of this user.
         """
@@ -86,11 +90,11 @@ class Arena:
         try:
             headroom.require(path.parent, _file_size(slot_bytes))
             header = ArenaHeader(FORMAT, secrets.token_hex(8), boot_id(), slot_bytes, this_process(), use)
-            fd = _allocate(path, header, mode)
+            fd, notice = _allocate(path, header, numa_nodes)
         finally:
             if older is not None:
                 os.close(older)
-        return cls(path, fd, header, readonly=False)
+        return cls(path, fd, header, readonly=False, notice=notice)
 
     @classmethod
     def open(cls, path: Path, readonly: bool = True) -> Arena:
@@ -191,16 +195,17 @@ def _file_size(slot_bytes: int) -> int:
     return _DATA + SLOTS * slot_bytes
 
 
-def _allocate(path: Path, header: ArenaHeader, mode: int) -> int:
-    """Write the file under another name, locked, and rename it: nobody ever opens half an arena."""
+def _allocate(path: Path, header: ArenaHeader, numa_nodes: tuple[int, ...]) -> tuple[int, str]:
+    """Write the file under another name, locked, and rename it: nobody ever opens half an arena. Gives descriptor and notice."""
     fresh = path.with_name(f".{path.name}.fresh")
     fresh.unlink(missing_ok=True)  # left by a crash; the lock on `path` says that nobody else is creating one
     size = _file_size(header.slot_bytes)
-    fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
     try:
         _lock(fresh, fd, str(header.owner))
         mapped.announce(fd)
-        os.fchmod(fd, mode)
+        os.fchmod(fd, _MODE)
+        notice = _place(fd, size, numa_nodes) if numa_nodes else ""
         os.posix_fallocate(fd, 0, size)
         os.pwrite(fd, checked.encode(header, _PAGE), 0)
         for slot in range(SLOTS):
@@ -213,7 +218,14 @@ def _allocate(path: Path, header: ArenaHeader, mode: int) -> int:
             found = f"{errno.errorcode[cause.errno]} from posix_fallocate; raise the size of {path.parent} (mount option size=)"
             raise Refusal("no_headroom", f"arena {path}", f"{size} bytes", found) from cause
         raise
-    return fd
+    return fd, notice
+
+
+def _place(fd: int, size: int, numa_nodes: tuple[int, ...]) -> str:
+    """Before the first page is allocated. Gives a notice, "" when it was done."""
+    os.ftruncate(fd, size)
+    with mmap.mmap(fd, size) as mapping:
+        return numa.bind(mapping, numa_nodes)
 
 
 def _lock_older(path: Path) -> int | None:
