@@ -160,9 +160,10 @@ class Member:
 
     @property
     def unsound(self) -> str:
-        """Why nothing may be read here now, "" when it may: this member began with nothing and has not caught up."""
+        """Why nothing may be read here now, "" when it may: it began with nothing and has not caught up, or a majority contradicts it."""
         if not self._replica.engine.joining:
-            return ""
+            contradiction = self._replica.contradiction
+            return f"a majority of the members has another state; {contradiction}" if contradiction else ""
         if self._belongs_to_none:
             return NO_CLUSTER
         because = f", because it was set aside: {self._kept.detail}" if self._kept is not None else ""

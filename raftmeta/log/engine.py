@@ -30,7 +30,7 @@ from raftmeta.log.messages import (
     VoteReply,
 )
 from raftmeta.log.replication import Leading, Replication
-from raftmeta.log.setup import LEADER, Halted, Hooks, Setup
+from raftmeta.log.setup import FOLLOWER, LEADER, Halted, Hooks, Setup
 from raftmeta.log.wall import Wall
 
 TICK_SLACK_S = 1e-6  # the library compares with "later than", so a tick exactly at its deadline would do nothing
@@ -47,6 +47,7 @@ class Engine(Wall):
         self.violations = 0  # messages of peers that contradict themselves
         self._bootstrap = setup.bootstrap
         self.joining = setup.joining and setup.rules.wiped_waits
+        self.standing_by = False  # a majority has another state than this member: its log is as good as any, its state serves nobody
         self._caught_up_at: int | None = None  # a leader's commit index of its own term, matched here
         super().__init__(setup, journal, hooks)
         self._announced = self.configuration
@@ -89,7 +90,7 @@ class Engine(Wall):
             return self._ports.clock() if self._work_left() else due + TICK_SLACK_S
         if self.applied_index < self.commit_index:
             return self._ports.clock()
-        if self._id not in self.configuration.ids:
+        if not self._elections.is_eligible():
             return float("inf")
         return max(self.election_due, self._elections.pre_vote.next_due()) + TICK_SLACK_S
 
@@ -138,9 +139,10 @@ class Engine(Wall):
         """Ask `target` to stand as soon as it holds everything (R17)."""
         return self.role == LEADER and self._handover.begin(target, self.last_index)
 
-    def step_down(self) -> None:
-        """Lead no more; somebody else will."""
-        if self.role == LEADER:
+    def stand_by(self) -> None:
+        """Lead no more, nor stand, until `standing_by` is taken back."""
+        self.standing_by = True
+        if self.role != FOLLOWER:
             self._step_down()
 
     def installed(self, index: int, term: int, configuration: Configuration) -> None:

@@ -34,6 +34,7 @@ class Rules(msgspec.Struct, frozen=True):
     wiped_waits: bool = True  # a member that started with nothing does not vote before it has caught up
     count_self_synced: bool = True  # R19
     set_aside: bool = True  # a member whose state a majority contradicts serves no more
+    contradicted_stands_by: bool = True  # until then it neither leads nor answers reads
     one_set_aside: bool = True  # at most one at a time
     hold_undecided: bool = True  # no writes while states differ and no majority says which is right
     read_after_noop: bool = True  # C1

@@ -2,7 +2,8 @@
 
 Equal revisions must have equal hashes. A difference is decided by a majority of the configuration and by nothing less: the member that
 stands alone against it sets itself aside; without a majority nobody is chosen, and nothing more is written until one appears or an operator
-decides. One at a time: of several that a majority contradicts the first by name goes, and the next one once that has caught up again.
+decides. One at a time: of several that a majority contradicts the first by name goes, and the next one once that has caught up again or has
+been away for long. What a contradicted member must not do meanwhile does not wait for its turn (reports.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ MAX_REVISIONS = 64  # kept, the newest; a member that is further behind is compa
 
 class Verdict(Enum):
     EQUAL = "equal"  # nobody differs, as far as is known
-    SELF = "self"  # a majority holds another state: this member is wrong
+    SELF = "self"  # a majority holds another state: this member is wrong, and its turn to set itself aside has come
+    WAITS = "waits"  # likewise, but another one goes first or has not caught up
     PEER = "peer"  # a majority, this member included, differs from somebody, who finds out likewise
     UNDECIDED = "undecided"  # states differ, and no majority says which is right
 
@@ -25,6 +27,7 @@ class Judgement(NamedTuple):
     verdict: Verdict
     revision: int
     detail: str = ""
+    by_majority: bool = False  # the reports of a majority agree at this revision
 
 
 class Comparison:
@@ -66,15 +69,16 @@ class Comparison:
         for reports in self._reports.values():
             reports.pop(member, None)
 
-    def judge(self, revision: int, members: Collection[str], quorum: int) -> Judgement:
-        """What the reports of the members of the configuration say about this revision."""
+    def judge(self, revision: int, members: Collection[str], quorum: int, absent: Collection[str] = ()) -> Judgement:
+        """What the reports of the members of the configuration say about this revision. Nobody waits for those that are `absent`."""
         reports = {member: found for member, found in self._reports.get(revision, {}).items() if member in members}
         own = reports.get(self._id)
         differing = sorted(member for member, found in reports.items() if found != own)
         if own is None or not differing:
-            if own is not None and len(reports) >= quorum:
+            agreed = own is not None and len(reports) >= quorum
+            if agreed:
                 self._decided(revision)
-            return Judgement(Verdict.EQUAL, revision)
+            return Judgement(Verdict.EQUAL, revision, by_majority=agreed)
         groups: dict[bytes, list[str]] = {}
         for member, found in sorted(reports.items()):
             groups.setdefault(found, []).append(member)
@@ -83,17 +87,19 @@ class Comparison:
         )
         largest = max(groups.values(), key=len)
         contradicted = [member for member in sorted(reports) if member not in largest]
-        if len(largest) >= quorum:
-            self._unsound.update(member for member in contradicted if member != self._id)  # until they report again
-        if len(largest) < quorum or (self._id in contradicted and not self._may_go(contradicted, members)):
+        if len(largest) < quorum:
             self._undecided.add(revision)
             return Judgement(Verdict.UNDECIDED, revision, detail)
+        self._unsound.update(member for member in contradicted if member != self._id)  # until they report again
         self._decided(revision)
-        return Judgement(Verdict.PEER if self._id in largest else Verdict.SELF, revision, detail)
+        if self._id in largest:
+            return Judgement(Verdict.PEER, revision, detail, by_majority=True)
+        goes = self._may_go([member for member in contradicted if member not in absent], set(members) - set(absent))
+        return Judgement(Verdict.SELF if goes else Verdict.WAITS, revision, detail, by_majority=True)
 
-    def _may_go(self, contradicted: list[str], members: Collection[str]) -> bool:
+    def _may_go(self, contradicted: list[str], present: set[str]) -> bool:
         """Whether no other member is set aside, or about to be before this one, or was contradicted and has not been heard since."""
-        others = self._unsound & set(members) - set(contradicted)
+        others = self._unsound & present - set(contradicted)
         return not self._one_at_a_time or (contradicted[0] == self._id and not others)
 
     def _decided(self, revision: int) -> None:

@@ -1,8 +1,8 @@
 """How leadership moves, by our rules: who stands, for whom this member votes, what a lost leader means, and handing it over.
 
 The library counts the votes and changes the terms; this decides which requests it hears of and when it may begin. A member stands only
-after a majority said that it hears no leader either (R8), votes for nobody while it hears one, and has no vote before it has caught up
-(joining.py). Asked by the engine, which it knows as its `Owner` only.
+after a majority said that it hears no leader either (R8) and while no majority contradicts its state, votes for nobody while it hears a
+leader, and has no vote before it has caught up (joining.py). Asked by the engine, which it knows as its `Owner` only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Owner(Protocol):
     """The engine, as far as elections need it."""
 
     joining: bool
+    standing_by: bool
     election_due: float
 
     @property
@@ -76,9 +77,13 @@ class Elections:
 
     # ------------------------------------------------------------------ standing
 
+    def is_eligible(self) -> bool:
+        """Whether this member may ever stand, as things are now."""
+        return not self._owner.joining and not self._owner.standing_by and self._is_member()
+
     def may_stand(self, by_transfer: bool) -> bool:
         """The election deadline has passed (R8). Asks for pre-votes where it takes them."""
-        if self._owner.joining or not self._is_member():
+        if not self.is_eligible():
             return False
         configuration = self._owner.configuration
         if by_transfer or configuration.quorum == 1:
@@ -108,7 +113,7 @@ class Elections:
 
     def on_timeout_now(self, peer: str, message: TimeoutNow) -> None:
         """R17: the leader of this term hands over to this member."""
-        if message.term == self._owner.term and peer == self._owner.leader_id and self._is_member():
+        if message.term == self._owner.term and peer == self._owner.leader_id and self.is_eligible():
             self._owner.give(peer, {"type": "timeout_now", "term": message.term})
 
     # ------------------------------------------------------------------ voting

@@ -117,6 +117,9 @@ class Replica:
         if self.engine.joining:
             sink("starting", 0)  # what it has applied so far is not what was acknowledged
             return
+        if self.contradiction:
+            sink("integrity", 0)
+            return
         self.reads.submit(self._ports.clock() + timeout_s, sink)
 
     def transfer(self, target: str) -> bool:
@@ -133,6 +136,11 @@ class Replica:
     @property
     def linked(self) -> frozenset[str]:
         return frozenset(self._connected)
+
+    @property
+    def contradiction(self) -> str:
+        """What a majority says against this member's state, "" while none does."""
+        return self._reports.contradiction
 
     @property
     def snapshot_index(self) -> int:
@@ -162,7 +170,8 @@ class Replica:
             self.engine.joining = False
             self._reports.caught_up()
         self._reports.step(self._ports.clock())
-        self._exchange.poll(self.engine, self.state)
+        if not self.contradiction:  # a snapshot would outlive what is wrong only in memory
+            self._exchange.poll(self.engine, self.state)
         self._shortage.step(self._ports.clock(), self.state.size_bytes)
         self._expire()
         self._ship(transmit)
@@ -202,6 +211,7 @@ class Replica:
             case Disconnected():
                 self._connected.discard(event.peer)
                 self.engine.disconnected(event.peer)
+                self._reports.disconnected(event.peer, self._ports.clock())
                 if event.peer == self._leader:
                     self.proposals.lost_leader()
                     self.reads.lost_leader()
@@ -353,6 +363,9 @@ class Replica:
 
     def alarm_over(self, code: str) -> None:
         self._observer.alarm_over(code)
+
+    def contradicted(self) -> None:
+        self.reads.end("integrity")
 
     def set_aside(self, cause: str, detail: str) -> None:
         try:

@@ -2,6 +2,7 @@
 
 A report goes to every peer every REPORT_EVERY revisions, in answer to a report of this member's own revision, and from a leader every
 REPORT_S, so that a quiet cluster is compared too; to one peer when its link comes up. What a difference means is decided in integrity.py.
+A member that a majority contradicts leads no more and serves no reads from that moment on, whenever its turn to set itself aside may come.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol
 from raftmeta.core.state import State
 from raftmeta.log.engine import Engine
 from raftmeta.log.guard import Rules
-from raftmeta.log.integrity import Comparison, Verdict
+from raftmeta.log.integrity import Comparison, Judgement, Verdict
 from raftmeta.log.messages import StateReport
 from raftmeta.log.quarantine import Quarantined
 from raftmeta.log.setup import LEADER
@@ -20,6 +21,7 @@ from raftmeta.log.setup import LEADER
 REPORT_EVERY = 1_000  # revisions
 REPORT_S = 10.0  # a leader that writes less than that reports this often
 UNDECIDED_REPORT_S = 0.5  # and this often while a difference waits for a majority
+ABSENT_S = 60.0  # a member without a link for so long keeps nobody waiting; one that begins again is back in seconds
 HEAR_ALL_S = 2.0  # a member that a majority contradicts waits so long for what the others say, one of whom may have to go before it
 
 
@@ -36,6 +38,9 @@ class Owner(Protocol):
     def send(self, peer: str, message: StateReport) -> None: ...
     def alarm(self, code: str, detail: str) -> None: ...
     def alarm_over(self, code: str) -> None: ...
+    def contradicted(self) -> None:
+        """From here on nobody may be answered from this member's state."""
+
     def set_aside(self, cause: str, detail: str) -> None:
         """Durably decide that this member's state serves no more."""
 
@@ -46,15 +51,27 @@ class Reports:
         self._comparison = Comparison(member_id, rules.one_set_aside)
         self._told: dict[str, int] = {}  # peer -> revision of the last report to it
         self._due_at = self._now = 0.0
+        self._began = float("inf")  # when this member was stepped first
+        self._gone_at: dict[str, float] = {}  # peer -> when its link ended
         self._alarmed = False
-        self._wrong: tuple[int, float] | None = None  # newest revision at which a majority contradicts this member; how long it waits
+        self._contradicted: tuple[int, str] | None = None  # newest revision at which a majority has another state, and who has which
+        self._wrong: tuple[int, float] | None = None  # revision of which it waits to hear everybody, and until when
 
     @property
     def hold(self) -> bool:
         """Whether nothing may be written now."""
         return self._comparison.undecided and self._rules.hold_undecided
 
+    @property
+    def contradiction(self) -> str:
+        """What a majority says against this member's state, "" while none does."""
+        return self._contradicted[1] if self._contradicted is not None else ""
+
+    def disconnected(self, peer: str, now: float) -> None:
+        self._gone_at[peer] = now
+
     def connected(self, peer: str) -> None:
+        self._gone_at.pop(peer, None)
         self._comparison.forget(peer)
         self._told.pop(peer, None)
         self._tell(peer)
@@ -66,7 +83,7 @@ class Reports:
 
     def step(self, now: float) -> None:
         """Raises Quarantined."""
-        self._now = now
+        self._now, self._began = now, min(now, self._began)
         if self._wrong is not None and now >= self._wrong[1]:
             revision, self._wrong = self._wrong[0], None
             self._judge(revision, all_had_time=True)
@@ -113,7 +130,8 @@ class Reports:
 
     def _judge(self, revision: int, *, all_had_time: bool = False) -> None:
         owner, configuration = self._owner, self._owner.engine.configuration
-        judged = self._comparison.judge(revision, configuration.ids, configuration.quorum)
+        judged = self._comparison.judge(revision, configuration.ids, configuration.quorum, self._absent())
+        self._stand_by(judged)
         if judged.verdict in (Verdict.EQUAL, Verdict.PEER) and self._wrong is not None and revision >= self._wrong[0]:
             self._wrong = None
         if judged.verdict is Verdict.EQUAL:
@@ -127,10 +145,28 @@ class Reports:
             if self._rules.one_set_aside and not all_had_time and self._silent(revision):
                 self._wrong = revision, self._now + HEAR_ALL_S if self._wrong is None else self._wrong[1]
                 return
-            owner.engine.step_down()
             detail = f"a majority of the members has another state; {judged.detail}"
             owner.set_aside("state_differs", detail)
             raise Quarantined(detail)
+
+    def _stand_by(self, judged: Judgement) -> None:
+        """A majority against this member ends what it serves, at once; one that agrees with it later gives it back."""
+        if judged.verdict in (Verdict.SELF, Verdict.WAITS) and self._rules.contradicted_stands_by:
+            self._contradicted = max(self._contradicted or (0, ""), (judged.revision, judged.detail))
+            self._owner.engine.stand_by()
+            self._owner.contradicted()
+        elif self._contradicted is not None and judged.by_majority and judged.revision > self._contradicted[0]:
+            self._contradicted = None
+            self._owner.engine.standing_by = False
+
+    def _absent(self) -> set[str]:
+        """Members whose link ended long ago, or never came up since this member started."""
+        linked = self._owner.linked
+        return {
+            member
+            for member in self._owner.engine.configuration.ids
+            if member != self._id and member not in linked and self._now - self._gone_at.get(member, self._began) >= ABSENT_S
+        }
 
     def _silent(self, revision: int) -> set[str]:
         """Linked members of which it is not known what their state at this revision is."""

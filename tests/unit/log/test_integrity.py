@@ -55,7 +55,7 @@ def test_while_one_member_is_set_aside_no_second_one_is() -> None:
     found = compared(A, m2=B, m3=B, m4=B)
     assert found.judge(1_000, FIVE, 3).verdict is Verdict.SELF
     found.note("m5", 2_000, B, sound=False)
-    assert found.judge(1_000, FIVE, 3).verdict is Verdict.UNDECIDED
+    assert found.judge(1_000, FIVE, 3).verdict is Verdict.WAITS
     found.note("m5", 2_000, B)  # it caught up
     assert found.judge(1_000, FIVE, 3).verdict is Verdict.SELF
 
@@ -69,19 +69,38 @@ def test_of_two_that_a_majority_contradicts_the_first_by_name_goes_first() -> No
 
     first, second = judged_by("m1"), judged_by("m4")
     assert first.judge(1_000, FIVE, 3).verdict is Verdict.SELF
-    assert second.judge(1_000, FIVE, 3).verdict is Verdict.UNDECIDED
+    assert second.judge(1_000, FIVE, 3).verdict is Verdict.WAITS
     assert judged_by("m2").judge(1_000, FIVE, 3).verdict is Verdict.PEER
     assert judged_by("m4", one_at_a_time=False).judge(1_000, FIVE, 3).verdict is Verdict.SELF
     for member in ("m2", "m3", "m5"):
         second.note(member, 1_100, B)
     second.note("m4", 1_100, C)
-    assert second.judge(1_100, FIVE, 3).verdict is Verdict.UNDECIDED  # the first one is silent: it may be setting itself aside
+    assert second.judge(1_100, FIVE, 3).verdict is Verdict.WAITS  # the first one is silent: it may be setting itself aside
     second.forget("m1")  # it is back, and has not said how
-    assert second.judge(1_000, FIVE, 3).verdict is Verdict.UNDECIDED
+    assert second.judge(1_000, FIVE, 3).verdict is Verdict.WAITS
     second.note("m1", 2_000, B, sound=False)
-    assert second.judge(1_000, FIVE, 3).verdict is Verdict.UNDECIDED
+    assert second.judge(1_000, FIVE, 3).verdict is Verdict.WAITS
     second.note("m1", 2_000, B)
     assert second.judge(1_000, FIVE, 3).verdict is Verdict.SELF
+
+
+def test_nobody_waits_for_a_member_that_has_been_away_for_long() -> None:
+    found = compared(A, m2=B, m3=B, m4=B)
+    found.forget("m5")
+    assert found.judge(1_000, FIVE, 3).verdict is Verdict.WAITS
+    assert found.judge(1_000, FIVE, 3, absent={"m5"}).verdict is Verdict.SELF
+    second = Comparison("m4")
+    for member, state_hash in {"m1": A, "m2": B, "m3": B, "m4": C, "m5": B}.items():
+        second.note(member, 1_000, state_hash)
+    assert second.judge(1_000, FIVE, 3).verdict is Verdict.WAITS
+    assert second.judge(1_000, FIVE, 3, absent={"m1"}).verdict is Verdict.SELF
+
+
+def test_a_member_that_waits_for_its_turn_is_contradicted_and_not_undecided() -> None:
+    found = compared(A, m2=B, m3=B, m4=B)
+    found.forget("m5")
+    found.judge(1_000, FIVE, 3)
+    assert not found.undecided
 
 
 def test_what_a_member_said_before_it_was_set_aside_counts_no_more() -> None:
