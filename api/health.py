@@ -7,6 +7,7 @@ from api.service import Service
 from raftmeta.log.port import LogStatus
 
 MAX_SILENCE_MS = 5_000  # since the leader last confirmed this member's state; a few elections
+NOTABLE_CLOCK_MS = 10_000  # members tell each other their clocks every ten seconds
 MAX_LAG = 1_000  # committed records that a ready member may still have to apply; well under a second of work
 
 
@@ -18,6 +19,7 @@ def checks(service: Service) -> tuple[ReadyCheck, ...]:
         _engine(status),
         _leader(status, service.member.log.staleness_ms()),
         _caught_up(status),
+        _clock(status),
         *(ReadyCheck(check.name, check.ok, check.reason) for check in service.member.checks()),
     )
 
@@ -36,6 +38,15 @@ def _leader(status: LogStatus, silence_ms: float) -> ReadyCheck:
         since = "never" if silence_ms == float("inf") else f"{silence_ms:.0f} ms ago"
         return ReadyCheck("leader", False, f"{known}, but this member's state was confirmed {since}, {MAX_SILENCE_MS} ms are allowed")
     return ReadyCheck("leader", True, known)
+
+
+def _clock(status: LogStatus) -> ReadyCheck:
+    """A wrong clock decides nothing, so it keeps nobody from being ready; it is said for whoever sets clocks."""
+    offset_ms = status.clock_offset_ms
+    if abs(offset_ms) < NOTABLE_CLOCK_MS:
+        return ReadyCheck("clock", True, "this member's clock agrees with what most members' say")
+    way = "ahead of" if offset_ms > 0 else "behind"
+    return ReadyCheck("clock", True, f"this member's clock is {abs(offset_ms) / 1000:.0f} s {way} what most members' say; set it right")
 
 
 def _caught_up(status: LogStatus) -> ReadyCheck:

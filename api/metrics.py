@@ -107,6 +107,7 @@ def _log_families(member: Member) -> Iterator[Metric]:
     yield _gauge("raftmeta_log_applied_index", "Index of the last applied record", status.applied_index)
     yield _gauge("raftmeta_log_snapshot_index", "Index that the last snapshot covers", status.snapshot_index)
     yield _gauge("raftmeta_log_journal_bytes", "Size of the journal on disk", status.journal_bytes)
+    yield _gauge("raftmeta_clock_offset_seconds", "Own wall clock less what most members' say", status.clock_offset_ms / 1_000)
     yield _gauge("raftmeta_log_sync_seconds", "Duration of the last journal sync", status.sync_ms / 1_000)
     yield _gauge("raftmeta_log_members", "Members of the cluster as this one knows them", len(status.members))
     yield _gauge("raftmeta_log_stopped", "1 when the log has stopped by a fault", float(bool(status.fault)))

@@ -78,8 +78,10 @@ class Service:
         self._worker.shutdown(wait=True, cancel_futures=True)
 
     def make_key(self) -> str:
-        """An idempotency key for a caller without one. Its time is never behind the cluster's, which would make it an expired one."""
-        return f"{max(self._now_ms(), self.member.state.cluster_ms):013d}-{secrets.token_hex(8)}"
+        """An idempotency key for a caller without one. Its time is what most members' clocks say, whatever this one's does, and never
+        behind the cluster's, which would make it an expired one."""
+        now_ms = self._now_ms() - self.member.log.status().clock_offset_ms
+        return f"{max(now_ms, self.member.state.cluster_ms, 0):013d}-{secrets.token_hex(8)}"
 
     async def view(self, call: Call, of_itself: bool = False) -> State:
         """The state to answer a read from. Raises RaftmetaError starting, stale, revision_not_reached, no_leader or no_quorum.

@@ -16,13 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from node_agent import journal
+from node_agent import failure, journal
 from node_agent.binding import SlotViews
 from node_agent.device.arena import Arena
 from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.port import SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
 from node_agent.engine.port import BadInput, Engine, EngineFault, Instance
+from node_agent.failure import Failure
 from node_agent.messages import (
     BAD_INPUT,
     NOT_LOADED,
@@ -206,13 +207,15 @@ class Host:
         try:
             bound = self._load(call.deployment, call.slot, call.label, call.checksum)
         except Refusal as refusal:
-            return Fault(call.number, 409, refusal.kind, refusal.detail)
+            return _refused(call, failure.make(refusal.kind, refusal.phase, refusal.subject, refusal.expected, refusal.found))
         except EngineFault as fault:
-            return Fault(call.number, 409, fault.kind, fault.detail)
+            return _refused(call, failure.make(fault.kind, "warm" if fault.kind == "warmup_failed" else "bind", fault.detail))
         except RaftmetaError as error:
-            return Fault(call.number, 409, error.code, error.detail)
+            return _refused(call, failure.make(error.code, "bind", error.detail))
+        except MemoryError as cause:
+            return _refused(call, failure.make("no_memory", "bind", f"{call.deployment} slot {call.slot}: {cause or 'out of memory'}"))
         except OSError as cause:
-            return Fault(call.number, 409, "not_bindable", f"{call.deployment} slot {call.slot}: {cause}")
+            return _refused(call, failure.make("not_bindable", "bind", f"{call.deployment} slot {call.slot}: {cause}"))
         return Loaded(call.number, dict(bound.instance.derived), round((time.monotonic() - started) * 1000))
 
     def load_all(self) -> list[str]:
@@ -299,6 +302,10 @@ def _served(name: str, deployment: _Deployment) -> Served:
         outputs=() if bound is None else bound.instance.outputs,
         blocked=deployment.blocked(),
     )
+
+
+def _refused(call: Load, why: Failure) -> Fault:
+    return Fault(call.number, 409, why.kind, why.detail, why)
 
 
 def _not_now(call: Infer, blocked: str, waits: str) -> Fault:

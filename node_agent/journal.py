@@ -14,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from node_agent.failure import Failure
 from node_agent.plan import Order, Target
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName, StageCounters
 from raftmeta.durable import OsDisk, read_file, write_file
 
-FORMAT = "raftmeta-node-1"
+FORMAT = "raftmeta-node-2"
 NAME = "node.state"
 
 
@@ -28,8 +29,7 @@ class ChangeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str = ""
     counters: StageCounters = StageCounters()
-    failure_code: str = ""  # set when it failed here
-    failure_detail: str = ""
+    failure: Failure = Failure()  # set when it failed here
 
 
 class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

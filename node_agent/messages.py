@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from node_agent.failure import Failure
+
 MAX_FRAME_BYTES = 64 << 20  # 16 million values of 4 bytes, or the block sums of a tensor of 256 GiB
 
 
@@ -66,6 +68,7 @@ class Fault(Reply, frozen=True, tag="fault"):
     status: int
     code: str  # a code of errors.CODES, or one of the agent's own below
     detail: str
+    failure: Failure = Failure()  # of a load that was refused
 
 
 NOT_LOADED = "not_loaded"  # this worker has no module for the active slot yet; ask again soon

@@ -52,8 +52,8 @@ def attestation(step: Attest, side: SideName, boot_id: str, vector_root: str, ch
         "vector_root": "" if step.stage in (Stage.PREPARED, Stage.FAILED) else vector_root,
         "boot_id": boot_id,
         "counters": counters(change.counters),
-        "code": change.failure_code if failed else "",
-        "detail": change.failure_detail[:MAX_DETAIL] if failed else "",
+        "code": change.failure.failure_class.value if failed else "",
+        "detail": change.failure.detail[:MAX_DETAIL] if failed else "",
     }
 
 

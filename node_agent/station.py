@@ -145,7 +145,7 @@ class Station:
             target = Target("", held.version, held.checksum, "")
             warmed = _counts(self._warmed.get(slot), held, within) and loaded(slot, target)
             slots.append(SlotSeen(held.version, held.checksum, held.state, _counts(self._checked.get(slot), held, within), warmed))
-        failed = record.change.id if record.change.failure_code else ""
+        failed = record.change.id if record.change.failure else ""
         return Seen(
             slots=(slots[0], slots[1]),
             active=active,

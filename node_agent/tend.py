@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from node_agent import report
+from node_agent import failure, report
 from node_agent.crew import Crew, WorkersLag
+from node_agent.failure import Failure
 from node_agent.fetch import BlobsRotten, Cancelled, FetchFailed
 from node_agent.ipc import CallFailed
 from node_agent.journal import ChangeRecord
@@ -77,9 +78,8 @@ class Plane(Protocol):
     async def attest(self, node: str, attestation: dict[str, Any]) -> object: ...
 
 
-class Failure(NamedTuple):
-    code: str
-    detail: str
+class Trouble(NamedTuple):
+    failure: Failure
     passing: bool  # another try may help
 
 
@@ -178,8 +178,8 @@ class Tender:
             self._taking.result()
         except Cancelled:
             return 0.0
-        except (Refusal, FetchFailed, BlobsRotten, RaftmetaError, CallFailed, WorkersLag, OSError) as cause:
-            return await self._failed(step, goal, failure_of(cause))
+        except (Refusal, FetchFailed, BlobsRotten, RaftmetaError, CallFailed, WorkersLag, MemoryError, OSError) as cause:
+            return await self._failed(step, goal, trouble_of(cause, phase_of(step)))
         finally:
             self._taking.cancel()
             self._step = self._taking = None
@@ -199,12 +199,11 @@ class Tender:
             seen = seen._replace(said=self._said[1])
         return plan(goal, seen), seen
 
-    async def _failed(self, step: Step, goal: Goal, failure: Failure) -> float:
+    async def _failed(self, step: Step, goal: Goal, trouble: Trouble) -> float:
         self._tries += 1
-        self._trouble(f"{self.doing}: {failure.code}: {failure.detail}")
-        if goal.change is not None and _ends_change(step, goal) and (not failure.passing or self._tries >= MAX_TRIES):
-            change = self.station.change_record(goal.change.id)
-            change = msgspec.structs.replace(change, failure_code=failure.code, failure_detail=failure.detail)
+        self._trouble(f"{self.doing}: {trouble.failure.detail}")
+        if goal.change is not None and _ends_change(step, goal) and (not trouble.passing or self._tries >= MAX_TRIES):
+            change = msgspec.structs.replace(self.station.change_record(goal.change.id), failure=trouble.failure)
             await asyncio.to_thread(self.station.remember, change=change)
             self._tries = 0
             return 0.0
@@ -308,7 +307,7 @@ class Tender:
             # the rollout went on or ended without us; the watch tells what is wanted now
             log.warning("attestation_refused", deployment=goal.deployment, stage=step.stage.value, reason=str(error))
         self._said = step.change, step.stage
-        log.info("attested", deployment=goal.deployment, stage=step.stage.value, version=step.target.label, code=change.failure_code)
+        log.info("attested", deployment=goal.deployment, stage=step.stage.value, version=step.target.label, code=change.failure.kind)
 
     def _with_costs(self, step: Attest, goal: Goal, change: ChangeRecord) -> ChangeRecord:
         """Fill in what no step has counted: a version that its slot held already, and the lag."""
@@ -329,23 +328,44 @@ class Tender:
         return self.station.change_record(goal.change.id)
 
 
-def failure_of(cause: Exception) -> Failure:
-    """The failure class of an attestation, what happened, and whether another try may help."""
+def trouble_of(cause: Exception, phase: str) -> Trouble:
+    """The failure that an attestation would carry, and whether another try may help."""
     match cause:
         case Refusal():
-            return Failure(cause.kind, cause.detail, cause.kind in ("slot_busy", "source_failed"))
+            made = failure.make(cause.kind, cause.phase, cause.subject, cause.expected, cause.found)
+            return Trouble(made, cause.kind in ("slot_busy", "source_failed"))
         case FetchFailed():
-            return Failure(cause.code, cause.detail, False)  # the fetch had its own tries
+            return Trouble(failure.make(cause.code, phase, cause.detail), False)  # the fetch had its own tries
         case CallFailed():
-            return Failure(cause.fault.code, cause.fault.detail, cause.fault.code == "files_changed")  # the next try mends them
+            made = cause.fault.failure or failure.make(cause.fault.code, phase, cause.fault.detail)
+            return Trouble(made, cause.fault.code == "files_changed")  # the next try mends them
         case RaftmetaError():
-            return Failure(cause.code, cause.detail, cause.info.error_class is ErrorClass.UNAVAILABLE)
+            return Trouble(failure.make(cause.code, phase, cause.detail), cause.info.error_class is ErrorClass.UNAVAILABLE)
         case BlobsRotten():
-            return Failure("integrity_mismatch", str(cause), True)
+            return Trouble(failure.make("integrity_mismatch", phase, str(cause)), True)
         case WorkersLag():
-            return Failure("workers_lag", str(cause), True)
+            return Trouble(failure.make("workers_lag", phase, str(cause)), True)
+        case MemoryError():
+            return Trouble(failure.make("no_memory", phase, str(cause) or "out of memory"), False)
         case _:
-            return Failure("internal", f"{type(cause).__name__}: {cause}", True)
+            return Trouble(failure.make("internal", phase, f"{type(cause).__name__}: {cause}"), True)
+
+
+def phase_of(step: Step) -> str:
+    """What a step does, for who reads of its failure."""
+    match step:
+        case Fetch():
+            return "fetch"
+        case StageInto():
+            return "fill"
+        case Verify():
+            return "verify"
+        case Warm():
+            return "warm"
+        case SwitchTo() | AwaitWorkers() | Obey():
+            return "switch"
+        case Attest():
+            return "attest"
 
 
 def _ends_change(step: Step, goal: Goal) -> bool:

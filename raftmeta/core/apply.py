@@ -199,7 +199,9 @@ def _key_fault(work: Work, envelope: c.Envelope) -> Refusal | None:
     """Judge the time that a key of the SDK carries, so that a retry is never applied after its outcome was dropped.
 
     A time far ahead would keep a key acceptable after that, and is refused; it is measured from the later of the two clocks, so that a
-    leader whose clock is behind refuses nobody.
+    leader whose clock is behind refuses nobody. A cluster clock that a wrong one once moved days ahead refuses nobody either: where client
+    and leader agree on an earlier time they are believed, for keys that are newer than all that was dropped by as much as a key may run
+    ahead of its stamp.
     """
     key_ms, limits = _key_time(envelope.request_id), work.limits
     if key_ms < 0:
@@ -207,6 +209,9 @@ def _key_fault(work: Work, envelope: c.Envelope) -> Refusal | None:
     now = max(work.cluster_ms, envelope.stamped_ms)
     oldest = max(now - limits.key_age_ms, work.keys_after_ms + 1)
     if key_ms < oldest:
+        agreed = max(envelope.stamped_ms - limits.key_age_ms, work.keys_after_ms + 1 + limits.key_ahead_ms)
+        if now - envelope.stamped_ms > limits.key_age_ms and agreed <= key_ms <= envelope.stamped_ms + limits.key_ahead_ms:
+            return None
         return Refusal("idempotency_expired", f"the key carries the time {key_ms}, outcomes are known from {oldest} on")
     if key_ms > now + limits.key_ahead_ms:
         return Refusal("bad_field", f"the key carries the time {key_ms}, more than {limits.key_ahead_ms} ms ahead of {now}")

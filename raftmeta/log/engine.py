@@ -244,6 +244,7 @@ class Engine(Wall):
         for entry in entries:
             size += len(entry.payload) + 64
             if not self._journal.has_room(size):
+                self._hooks.without_room(size)
                 break
             fitting.append(entry)
         return fitting

@@ -43,6 +43,7 @@ class LogStatus(msgspec.Struct, frozen=True):
     snapshot_index: int
     sync_ms: float  # duration of the last journal sync
     fault: str  # why it stopped, "" while it runs
+    clock_offset_ms: int = 0  # this member's wall clock less what most members' say
 
 
 class Log(Protocol):

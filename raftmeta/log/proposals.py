@@ -1,7 +1,8 @@
 """Commands on their way into the log, from arrival to result (R12: every one of them ends, in a bounded time).
 
-`queue`: waiting for a leader or for the next entry. `inflight`: in an entry of this leader, by index. `forwarded`: sent to the leader.
-A sink is called exactly once, from the engine thread. Bounds: MAX_QUEUED commands and MAX_QUEUED_BYTES of bodies; beyond, `overloaded`.
+`queue`: waiting for a leader or for the next entry. `inflight`: in an entry of this leader, by index. `forwarded`: sent to the leader. Each
+has its deadline wherever it is: a majority that is there and takes nothing must not hold a caller for ever. A sink is called exactly once,
+from the engine thread. Bounds: MAX_QUEUED commands and MAX_QUEUED_BYTES of bodies; beyond, `overloaded`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from raftmeta.log.messages import MAX_COMMAND_BYTES, MAX_ENTRY_BYTES, Proposal, 
 MAX_QUEUED = 20_000
 MAX_QUEUED_BYTES = 64 << 20
 MAX_BATCH = 4_096  # commands of one entry
+NEVER = float("inf")
 
 
 class Result(NamedTuple):
@@ -48,14 +50,32 @@ class Pending:
 
 class Batch(NamedTuple):
     payload: bytes
-    sinks: list[Sink]
+    waiting: list[Pending]
+
+
+class _Entry:
+    """One entry on its way, and who waits for its commands; None in place of one who was answered already."""
+
+    __slots__ = ("deadline", "term", "waiting")
+
+    def __init__(self, term: int, waiting: list[Pending]) -> None:
+        self.term = term
+        self.waiting: list[Pending | None] = [*waiting]
+        self.deadline = min((pending.deadline for pending in waiting), default=NEVER)
+
+    def expire(self, now: float) -> list[Pending]:
+        """Those whose time is up, who wait no longer."""
+        overdue = [pending for pending in self.waiting if pending is not None and pending.deadline <= now]
+        self.waiting = [None if pending is None or pending.deadline <= now else pending for pending in self.waiting]
+        self.deadline = min((pending.deadline for pending in self.waiting if pending is not None), default=NEVER)
+        return overdue
 
 
 class Proposals:
     def __init__(self, first_id: int) -> None:
         """`first_id` differs between incarnations, so that an answer meant for an earlier one is nobody's."""
         self.queue: deque[Pending] = deque()
-        self.inflight: dict[int, tuple[int, list[Sink]]] = {}
+        self.inflight: dict[int, _Entry] = {}
         self.forwarded: dict[int, Pending] = {}
         self._queued_bytes = 0
         self._next_id = first_id
@@ -82,7 +102,7 @@ class Proposals:
             return None
         self._last_ms = max(self._last_ms, now_ms)
         encoded: list[bytes] = []
-        sinks: list[Sink] = []
+        waiting: list[Pending] = []
         size = 0
         while self.queue and len(encoded) < MAX_BATCH:
             size += self.queue[0].size_bytes
@@ -90,24 +110,25 @@ class Proposals:
                 break
             pending = self._pop()
             encoded.append(_stamp(pending, self._last_ms))
-            sinks.append(pending.sink)
-        return Batch(_payload_encoder.encode(encoded), sinks)
+            waiting.append(pending)
+        return Batch(_payload_encoder.encode(encoded), waiting)
 
-    def appended(self, index: int, term: int, sinks: list[Sink]) -> None:
-        self.inflight[index] = (term, sinks)
+    def appended(self, index: int, term: int, waiting: list[Pending]) -> None:
+        self.inflight[index] = _Entry(term, waiting)
 
     def applied(self, index: int, term: int, outcomes: Sequence[Outcome]) -> None:
         """The entry at `index` is committed: with its own term its commands have outcomes, with another they are in no log."""
-        waiting = self.inflight.pop(index, None)
-        if waiting is None:
+        entry = self.inflight.pop(index, None)
+        if entry is None:
             return
-        own_term, sinks = waiting
-        if own_term != term:
-            for sink in sinks:
-                sink(Result("not_applied"))
+        if entry.term != term:
+            for pending in entry.waiting:
+                if pending is not None:
+                    pending.sink(Result("not_applied"))
             return
-        for sink, outcome in zip(sinks, outcomes, strict=True):
-            sink(Result("ok", outcome, index))
+        for pending, outcome in zip(entry.waiting, outcomes, strict=True):
+            if pending is not None:
+                pending.sink(Result("ok", outcome, index))
 
     def take_forwards(self, max_bytes: int) -> list[Proposal]:
         """Queued commands to send to the leader; they stay here as `forwarded`."""
@@ -128,10 +149,10 @@ class Proposals:
 
     def lost_leadership(self) -> None:
         """Their entries may still be committed by another leader."""
-        waiting = [sink for _, sinks in self.inflight.values() for sink in sinks]
+        waiting = [pending for entry in self.inflight.values() for pending in entry.waiting if pending is not None]
         self.inflight.clear()
-        for sink in waiting:
-            sink(Result("unknown_outcome"))
+        for pending in waiting:
+            pending.sink(Result("unknown_outcome"))
 
     def lost_leader(self) -> None:
         """What was sent to a leader that is gone may or may not have been proposed."""
@@ -157,6 +178,9 @@ class Proposals:
                 pending.sink(Result("no_leader"))
         for proposal_id in [key for key, pending in self.forwarded.items() if pending.deadline <= now]:
             self.forwarded.pop(proposal_id).sink(Result("unknown_outcome"))
+        for overdue_entry in [entry for entry in self.inflight.values() if entry.deadline <= now]:
+            for pending in overdue_entry.expire(now):  # it may still be committed
+                pending.sink(Result("unknown_outcome"))
 
     def _pop(self) -> Pending:
         pending = self.queue.popleft()

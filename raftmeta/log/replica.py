@@ -46,8 +46,10 @@ from raftmeta.log.reads import Reads, ReadSink
 from raftmeta.log.reports import Reports
 from raftmeta.log.setup import LEADER, Halted, Ports, Setup, Timing
 from raftmeta.log.shortage import Shortage
+from raftmeta.log.stamping import CLOCK_S, Stamping
 
 EXPIRY_S = 0.05  # how often deadlines of waiting callers are looked at
+CLOCK_TOPIC = "clock"  # gossip among replicas: a wall clock, Unix milliseconds in decimal
 BARRIER_S = 0.5  # a member without readers renews its barrier this often, so that its staleness is known
 
 
@@ -92,7 +94,9 @@ class Replica:
         self._reports = Reports(setup.member_id, self, setup.rules)
         self._shortage = Shortage(journal, exchange, self)
         self._expire_at = 0.0
-        self._stamping: tuple[int, int, float] | None = None  # term, wall ms and monotonic s when its stamping began
+        self._stamping = Stamping(setup.ports.clock, setup.wall_ms)
+        self._stamping.applied(recovered.state.cluster_ms)
+        self._tell_clock_at = 0.0
         self.sync_s = 0.0
         self._bootstrap_pending = recovered.bootstrap
         engine_setup = Setup(
@@ -172,7 +176,8 @@ class Replica:
         self._reports.step(self._ports.clock())
         if not self.contradiction:  # a snapshot would outlive what is wrong only in memory
             self._exchange.poll(self.engine, self.state)
-        self._shortage.step(self._ports.clock(), self.state.size_bytes)
+        self._shortage.step(self._ports.clock(), self.state.size_bytes, self._majority_without_room)
+        self._tell_clocks()
         self._expire()
         self._ship(transmit)
 
@@ -189,7 +194,7 @@ class Replica:
     def next_deadline(self) -> float:
         """Monotonic time of the next step that is due although nothing arrives."""
         due = self.engine.next_deadline()
-        if self.proposals.queue or self.proposals.forwarded or not self.reads.idle:
+        if self.proposals.queue or self.proposals.forwarded or self.proposals.inflight or not self.reads.idle:
             due = min(due, self._expire_at)
         if self._leader:
             due = min(due, self.reads.barrier_started_at + BARRIER_S) if self.reads.idle else due
@@ -208,6 +213,7 @@ class Replica:
                 self._connected.add(event.peer)
                 self.engine.connected(event.peer, event.incarnation)
                 self._reports.connected(event.peer)
+                self._tell_clock(event.peer)
             case Disconnected():
                 self._connected.discard(event.peer)
                 self.engine.disconnected(event.peer)
@@ -229,6 +235,8 @@ class Replica:
             case ReadIndexReply():
                 if peer == self.engine.leader_id:
                     self.reads.answered(message.id, message.index)
+            case Gossip(topic=topic) if topic == CLOCK_TOPIC:
+                self._hear_clock(peer, message.data)
             case Gossip():
                 self._observer.heard(peer, message.topic, message.data)
             case StateReport():
@@ -249,6 +257,27 @@ class Replica:
             self._expire_at = now + EXPIRY_S
             self.proposals.expire(now)
             self.reads.expire(now, "no_quorum" if self._leader else "no_leader")
+
+    # ------------------------------------------------------------------ clocks
+
+    def clock_offset_ms(self) -> int:
+        """By how much this member's wall clock is ahead of what most members say."""
+        return self._stamping.own_offset_ms()
+
+    def _tell_clocks(self) -> None:
+        now = self._ports.clock()
+        if now >= self._tell_clock_at:
+            self._tell_clock_at = now + CLOCK_S
+            for peer in sorted(self._connected):
+                self._tell_clock(peer)
+
+    def _tell_clock(self, peer: str) -> None:
+        self._outbox.append((peer, Gossip(CLOCK_TOPIC, b"%d" % self._setup.wall_ms())))
+
+    def _hear_clock(self, peer: str, data: bytes) -> None:
+        """Nobody's clock is believed before 1970 or after the year 5138: 15 digits are more than either end needs."""
+        if data.isdigit() and len(data) <= 14 and peer in self.engine.configuration.ids:
+            self._stamping.heard(peer, int(data))
 
     # ------------------------------------------------------------------ reads
 
@@ -294,18 +323,15 @@ class Replica:
         if not self._journal.has_room(self.proposals.queue_bytes):
             self._without_room()
             return None
-        batch = self.proposals.next_batch(self._stamp_ms())
+        lacking = self._majority_without_room()
+        if lacking:
+            self._shortage.peers_lack(lacking)
+            self.proposals.end_queued("disk_full")
+            return None
+        batch = self.proposals.next_batch(self._stamping.stamp_ms(self.engine.term))
         assert batch is not None
-        self.proposals.appended(self.engine.last_index + 1, self.engine.term, batch.sinks)
+        self.proposals.appended(self.engine.last_index + 1, self.engine.term, batch.waiting)
         return bytes([ops.OP_COMMANDS]) + batch.payload
-
-    def _stamp_ms(self) -> int:
-        """The wall clock as it stood when this leadership began, moved on by the monotonic clock: it does not jump with the wall clock."""
-        now = self._ports.clock()
-        if self._stamping is None or self._stamping[0] != self.engine.term:
-            self._stamping = (self.engine.term, self._setup.wall_ms(), now)
-        _, began_ms, began = self._stamping
-        return began_ms + int((now - began) * 1000)
 
     def _without_room(self) -> None:
         """D4: refuse what waits, stay up, and let a member that has room lead."""
@@ -315,6 +341,12 @@ class Replica:
         if successor is not None and successor in self._connected:
             self.engine.transfer(successor)
 
+    def _majority_without_room(self) -> list[str]:
+        """Followers that told this leader that they have none, if nothing can be committed without them."""
+        lacking = self.engine.replication.without_room() if self.engine.role == LEADER else []
+        configuration = self.engine.configuration
+        return lacking if len(configuration.ids) - len(lacking) < configuration.quorum else []
+
     def apply(self, index: int, term: int, payload: bytes) -> None:
         """One committed entry. Apply is total, so whatever is raised in here stops the member (R5)."""
         outcomes: Sequence[Outcome] = ()
@@ -323,6 +355,7 @@ class Replica:
                 before = self.state.revision
                 applied = apply_batch(self.state, commands_of(memoryview(payload)[1:]))
                 self.state, outcomes = applied.state, applied.outcomes
+                self._stamping.applied(applied.state.cluster_ms)
                 self._observer.applied(applied.state, applied.events)
                 self._reports.applied(before)
             case ops.OP_NOOP:
@@ -340,7 +373,12 @@ class Replica:
         if role != LEADER:
             self.proposals.lost_leadership()
 
+    def without_room(self, n_bytes: int) -> None:
+        """Entries of the leader found no room here."""
+        self._shortage.entry_refused(n_bytes)
+
     def on_configuration(self, configuration: Configuration) -> None:
+        self._stamping.keep(configuration.ids)
         self._observer.peers_changed(configuration)
 
     def on_chunk(self, peer: str, chunk: SnapshotChunk) -> SnapshotReply | None:

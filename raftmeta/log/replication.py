@@ -76,6 +76,10 @@ class Replication:
         else:
             progress.offset = min(max(reply.next_offset, 0), progress.snapshot.size_bytes)
 
+    def without_room(self) -> list[str]:
+        """Followers that said that they can take no more entries (D4), by name."""
+        return [peer for peer, progress in self.followers.items() if not progress.room]
+
     def successor(self) -> str | None:
         """A follower that holds everything and has room for more, the first by name (D4)."""
         last_index = self._journal.last_index

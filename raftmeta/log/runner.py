@@ -213,6 +213,7 @@ class Runner:
             snapshot_index=self._replica.snapshot_index,
             sync_ms=self._replica.sync_s * 1000.0,
             fault=self._fault,
+            clock_offset_ms=self._replica.clock_offset_ms(),
         )
 
     def _role_of(self, member_id: str) -> str:

@@ -58,6 +58,9 @@ class Hooks(Protocol):
     def apply(self, index: int, term: int, payload: bytes) -> None:
         """A committed entry, in order."""
 
+    def without_room(self, n_bytes: int) -> None:
+        """The journal has no room for so many bytes of entries that the leader sent."""
+
     def on_role(self, role: int) -> None: ...
 
     def on_configuration(self, configuration: Configuration) -> None: ...

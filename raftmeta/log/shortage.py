@@ -6,6 +6,7 @@ and then, and a snapshot that did not fit is due again at once. Belongs to the r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from raftmeta.log.exchange import SnapshotExchange
@@ -26,25 +27,36 @@ class Shortage:
     def __init__(self, journal: Journal, exchange: SnapshotExchange, owner: Owner) -> None:
         self._journal, self._exchange, self._owner = journal, exchange, owner
         self._refused_bytes = 0  # of the largest entry that found no room, 0 while there is room
-        self._alarmed = False
+        self._peers_lack = False
+        self._said = ""  # the alarm that stands
         self._look_at = 0.0
 
     def entry_refused(self, n_bytes: int) -> None:
         """Commands of that size found no room in the journal."""
         self._refused_bytes = max(self._refused_bytes, n_bytes)
-        self._alarmed = True
-        self._owner.alarm(CODE, "no room for another entry; new commands are refused")
+        self._say("no room for another entry; new commands are refused")
 
-    def step(self, now: float, state_bytes: int) -> None:
-        if self._exchange.trouble and not self._refused_bytes:
-            self._alarmed = True
-            self._owner.alarm(CODE, f"snapshot: {self._exchange.trouble}")
-        if not self._alarmed or now < self._look_at:
+    def peers_lack(self, peers: Sequence[str]) -> None:
+        """So many of the followers have no room that nothing would be committed."""
+        self._peers_lack = True
+        self._say(f"no majority has room for another entry: {' and '.join(peers)} have none; new commands are refused")
+
+    def step(self, now: float, state_bytes: int, majority_without_room: Callable[[], Sequence[str]]) -> None:
+        if self._exchange.trouble and not self._refused_bytes and not self._peers_lack:
+            self._say(f"snapshot: {self._exchange.trouble}")
+        if not self._said or now < self._look_at:
             return
         self._look_at = now + LOOK_S
         self._exchange.look_again(state_bytes)
         if self._refused_bytes and self._journal.has_room(self._refused_bytes):
             self._refused_bytes = 0
-        if not self._refused_bytes and not self._exchange.trouble:
-            self._alarmed = False
+        self._peers_lack = self._peers_lack and bool(majority_without_room())
+        if not self._refused_bytes and not self._peers_lack and not self._exchange.trouble:
+            self._said = ""
             self._owner.alarm_over(CODE)
+
+    def _say(self, detail: str) -> None:
+        """Once, until it is something else."""
+        if detail != self._said:
+            self._said = detail
+            self._owner.alarm(CODE, detail)

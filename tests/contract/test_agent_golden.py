@@ -13,12 +13,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from node_agent import fetch
 from node_agent.config import AgentConfig
 from node_agent.control import Answers
+from node_agent.failure import FailureClass
 from node_agent.front import Front
 from node_agent.messages import Family
-from node_agent.refusal import REFUSALS
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime
 from node_agent.serve import DATATYPES
@@ -32,14 +31,13 @@ ROUTES = [
     f"POST {MODEL}/infer",
     *(f"GET /raftmeta/v1/{name}" for name in ("status", "slots", "vector/{deployment} entries blocks")),
 ]
-OTHER_FAILURES = ("workers_lag", "internal", "engine_failed", "warmup_failed", fetch.SOURCE_UNAVAILABLE, fetch.INTEGRITY_MISMATCH)
 
 
 def lines() -> Iterator[str]:
     yield "# routes"
     yield from ROUTES
-    yield "# failure classes of attestations, beside the error codes of the API"
-    yield from sorted({*REFUSALS, *OTHER_FAILURES})
+    yield "# failure classes of attestations"
+    yield from sorted(FailureClass)
     yield "# datatypes of tensors"
     yield " ".join(["BYTES", *sorted(DATATYPES)])
     yield "# settings: field and default"

@@ -39,6 +39,7 @@ class Switches:
     not_applied: bool = False
     lag: bool = False  # outcomes come before this member has applied them, until `catch_up`
     staleness_ms: float = 3.0
+    clock_offset_ms: int = 0  # of this member against the others, as the log knows it
 
 
 @dataclass
@@ -108,6 +109,7 @@ class FakeLog:
             snapshot_index=0,
             sync_ms=0.1,
             fault="the disk is gone" if switches.stopped else "",
+            clock_offset_ms=switches.clock_offset_ms,
         )
 
     def release(self) -> None:

@@ -56,7 +56,7 @@ class Box:
         self.journal, recovered = open_log(disk, Path("/data"), openers, has_marker=marker is not None, has_peers=True)
         exchange = SnapshotExchange(store, InlineWorker(), self.journal, world.exchange)
         ports = Ports(lambda: world.now, lambda: world.jitter[name])
-        setup = ReplicaSetup(name, Timing(), ports, world.wall_ms, world.authorize, world.rules)
+        setup = ReplicaSetup(name, Timing(), ports, lambda: world.wall_ms(name), world.authorize, world.rules)
         self.replica = Replica(setup, recovered, self.journal, exchange, self)
 
     def applied(self, state: State, events: Sequence[Event]) -> None:
@@ -110,13 +110,14 @@ class Trio:
         self.marker = configuration_of(tuple(MemberSpec(name, f"zone-{name}", "", "") for name in names))
         self.boxes: dict[str, Box] = {}
         self._boots = 0
-        self.wall_offset_ms = 0
+        self.wall_offset_ms = 0  # of every member's wall clock
+        self.wall_offsets_ms: dict[str, int] = {}  # and of one
         pysyncobj.syncobj.monotonicTime = lambda: self.now
         for name in names:
             self.boot(name, MemoryDisk(1, capacity_bytes=capacities.get(name)), self.marker)
 
-    def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.wall_offset_ms + int(self.now * 1000)
+    def wall_ms(self, name: str = "") -> int:
+        return 1_700_000_000_000 + self.wall_offset_ms + self.wall_offsets_ms.get(name, 0) + int(self.now * 1000)
 
     def boot(self, name: str, disk: MemoryDisk, marker: Configuration | None = None) -> Box:
         """(Re)start a member on this disk; the others see the old link close and a new one open."""

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api import health
 from api.metrics import OTHER, PEER_EVENTS
 from tests.support.fake_log import FakeLog, FakeMember
 from tests.unit.api.harness import MODEL, Exchange, api, run
@@ -37,11 +38,20 @@ def test_a_ready_member_says_so_and_shows_why_on_request() -> None:
             assert (await made.client.get("/readyz")).json() == {"ready": True, "checks": []}
             for query in ("verbose", "verbose=1", "verbose=true"):
                 shown = (await made.client.get(f"/readyz?{query}")).json()
-                assert [check["name"] for check in shown["checks"]] == ["process", "log", "leader", "applied", "state"]
+                assert [check["name"] for check in shown["checks"]] == ["process", "log", "leader", "applied", "clock", "state"]
                 assert all(check["ok"] and check["reason"] for check in shown["checks"])
             assert (await made.client.get("/readyz?verbos")).json()["code"] == "bad_field"
 
     run(work())
+
+
+@pytest.mark.parametrize(
+    ("offset_ms", "said"), [(0, "agrees"), (9_999, "agrees"), (172_800_000, "172800 s ahead of"), (-60_000, "60 s behind")]
+)
+def test_a_wrong_clock_is_said_and_keeps_nobody_from_being_ready(offset_ms: int, said: str) -> None:
+    status = msgspec.structs.replace(FakeMember().log.status(), clock_offset_ms=offset_ms)
+    check = health._clock(status)
+    assert check.ok and said in check.reason
 
 
 @pytest.mark.parametrize(

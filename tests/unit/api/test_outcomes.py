@@ -120,6 +120,19 @@ def test_a_made_key_is_never_behind_the_clock_of_the_cluster() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("offset_ms", [2 * 86_400_000, -2 * 86_400_000])
+def test_a_key_made_by_a_member_with_a_wrong_clock_carries_the_time_of_the_others(offset_ms: int) -> None:
+    async def work() -> None:
+        async with api() as made:
+            right_ms = made.member.log.now_ms
+            made.member.log.now_ms += offset_ms
+            made.member.log.switches.clock_offset_ms = offset_ms
+            reply = await made.publish()
+            assert int(reply.headers["idempotency-key"].partition("-")[0]) == right_ms
+
+    run(work())
+
+
 @pytest.mark.parametrize("key", ["", "a b", "ü", "x" * 129])
 def test_a_key_that_is_no_visible_text_is_refused(key: str) -> None:
     async def work() -> None:

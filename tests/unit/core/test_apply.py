@@ -228,7 +228,7 @@ def test_the_window_follows_the_later_of_leader_and_cluster_clock() -> None:
     assert behind.code == "bad_field"
     _, ahead = applied(state, command_bytes(publication("m", "2"), key, NOW_MS + HOUR_MS))
     assert ahead.code == "ok"
-    _, old = applied(state, command_bytes(publication("m", "2"), timed_key(NOW_MS - 25 * HOUR_MS), NOW_MS - 25 * HOUR_MS))
+    _, old = applied(state, command_bytes(publication("m", "2"), timed_key(NOW_MS - 25 * HOUR_MS), NOW_MS - 23 * HOUR_MS))
     assert old.code == "idempotency_expired"
 
 
@@ -303,6 +303,35 @@ def test_a_leader_whose_clock_jumped_does_not_lock_clients_out() -> None:
         payload = command_bytes(publication("m", str(number)), timed_key(NOW_MS + number), NOW_MS + HOUR_MS)
         state, outcome = applied(state, payload)
         assert outcome.code == "ok"
+
+
+def test_a_cluster_clock_that_a_wrong_one_moved_days_ahead_does_not_lock_clients_out_and_nothing_is_applied_twice() -> None:
+    state = State.empty()
+    old = command_bytes(publication("m", "1"), timed_key(NOW_MS), NOW_MS)
+    state, _ = applied(state, old)
+    state, _ = applied(state, command_bytes(publication("m", "2"), "untimed-1", NOW_MS + 48 * HOUR_MS))
+    assert state.cluster_ms == NOW_MS + 48 * HOUR_MS
+    state, _ = applied(state, command_bytes(publication("m", "3"), "untimed-2", NOW_MS + 48 * HOUR_MS))
+    assert len(state.outcomes) == 2 and state.keys_after_ms == NOW_MS, "the first outcome went with the wrong clock"
+    minute = HOUR_MS // 60
+    _, outcome = applied(state, command_bytes(publication("m", "1"), timed_key(NOW_MS), NOW_MS + minute))
+    assert outcome.code == "idempotency_expired", "its outcome is gone"
+    _, outcome = applied(state, command_bytes(publication("m", "4"), timed_key(NOW_MS + HOUR_MS), NOW_MS + minute))
+    assert outcome.code == "idempotency_expired", "a key so little newer may be that of a client whose clock is ahead"
+    late = NOW_MS + 3 * HOUR_MS
+    state, outcome = applied(state, command_bytes(publication("m", "4"), timed_key(late), late))
+    assert outcome.code == "ok", "client and leader agree"
+    _, outcome = applied(state, command_bytes(publication("m", "4"), timed_key(late), late))
+    assert outcome.repeated
+    _, outcome = applied(state, command_bytes(publication("m", "5"), timed_key(late + 3 * HOUR_MS), late))
+    assert outcome.code == "idempotency_expired", "they do not"
+
+
+def test_a_leader_whose_clock_is_behind_by_days_accepts_no_old_key() -> None:
+    state, _ = applied(State.empty(), command_bytes(publication("m", "1"), "k", NOW_MS))
+    behind = NOW_MS - 20 * HOUR_MS
+    _, outcome = applied(state, command_bytes(publication("m", "2"), timed_key(NOW_MS - 25 * HOUR_MS), behind))
+    assert outcome.code == "idempotency_expired"
 
 
 def test_dropping_is_bounded_per_command() -> None:

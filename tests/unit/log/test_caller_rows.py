@@ -7,10 +7,11 @@ import pytest
 
 from raftmeta.core.commands import Body
 from raftmeta.core.state import decode_outcome
+from raftmeta.core.types import Outcome
 from raftmeta.log import messages
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
-from raftmeta.log.messages import AppendReply, Forward, ForwardReply, Proposal, ProposalReply
+from raftmeta.log.messages import AppendEntries, AppendReply, Forward, ForwardReply, Proposal, ProposalReply
 from raftmeta.log.peers import Received
 from raftmeta.log.proposals import MAX_QUEUED, Pending, Proposals, Result, encode_body
 from raftmeta.nodes import NodeTable
@@ -50,7 +51,7 @@ def test_r12_every_way_of_ending_calls_the_sink_once() -> None:
     proposals.submit(make("a"))
     batch = proposals.next_batch(1)
     assert batch is not None
-    proposals.appended(5, 2, batch.sinks)
+    proposals.appended(5, 2, batch.waiting)
     proposals.applied(5, 3, ())  # another term's entry took its place
     assert [result.code for result in ended] == ["not_applied"]
     proposals.submit(make("b"))
@@ -70,6 +71,40 @@ def test_r12_every_way_of_ending_calls_the_sink_once() -> None:
     assert ended[-1].code == "body_too_large"
     proposals.end_queued("shutting_down")
     assert len(ended) == 5 + MAX_QUEUED
+
+
+def test_r12_a_command_that_no_majority_takes_ends_at_its_deadline_and_a_retry_finds_the_truth() -> None:
+    trio = Trio()
+    leader = trio.leader()
+    trio.drop = lambda sender, receiver, message: isinstance(message, AppendEntries) and bool(message.entries)  # heartbeats pass
+    first = trio.propose(leader, publish("v1"), "k", timeout_s=3.0)
+    assert trio.run(4.0, lambda: bool(first)), "its leader leads on, so nothing else would end it"
+    assert first[0].code == "unknown_outcome" and trio.leader() is leader
+    trio.drop = lambda sender, receiver, message: False
+    again = trio.propose(leader, publish("v1"), "k")
+    assert trio.run(5.0, lambda: bool(again)) and again[0].code == "ok"
+    assert len(first) == 1 and trio.labels(leader.name) == {"v1"}
+
+
+def test_r12_commands_of_one_entry_end_each_at_its_own_deadline_and_once() -> None:
+    ended: list[tuple[str, str]] = []
+    proposals = Proposals(1)
+    for key, deadline in (("early", 5.0), ("late", 50.0)):
+        sink = lambda found, key=key: ended.append((key, found.code))  # noqa: E731
+        proposals.submit(Pending(Proposal(0, key, "me", "m1", encode_body(publish(key))), deadline, sink))
+    batch = proposals.next_batch(1)
+    assert batch is not None
+    proposals.appended(5, 2, batch.waiting)
+    proposals.expire(4.9)
+    assert ended == []
+    proposals.expire(5.0)
+    proposals.expire(6.0)
+    assert ended == [("early", "unknown_outcome")]
+    proposals.applied(5, 2, (Outcome(1, "ok"), Outcome(2, "ok")))
+    assert ended == [("early", "unknown_outcome"), ("late", "ok")]
+    proposals.expire(100.0)
+    proposals.lost_leadership()
+    assert len(ended) == 2
 
 
 @both

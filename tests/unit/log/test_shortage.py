@@ -60,3 +60,29 @@ def test_a_member_with_room_says_nothing_of_its_disk() -> None:
         trio.write(trio.leader(), f"v{number}")
     let_pass(trio, 5 * LOOK_S)
     assert [alarms(box) for box in trio.boxes.values()] == [[], [], []]
+
+
+def test_d4_when_no_majority_has_room_the_leader_refuses_says_so_and_goes_on_when_one_has() -> None:
+    trio = Trio(segment_bytes=32 << 10, capacities=dict.fromkeys(("m2", "m3"), 320 << 10))
+    leader = trio.leader()
+    assert leader.name == "m1"
+    codes = []
+    for number in range(900):
+        results = trio.propose(leader, publish(f"v{number}"), f"k{number}", timeout_s=2.0)
+        assert trio.run(5.0, lambda results=results: bool(results)), "every command ends"
+        codes.append(results[0].code)
+        if codes[-1] == "disk_full":
+            break
+    assert set(codes) <= {"ok", "unknown_outcome", "disk_full"} and codes[-1] == "disk_full"
+    last = leader.journal.last_index
+    for _ in range(5):
+        results = trio.propose(leader, publish("refused"), "refused")
+        assert trio.run(2.0, lambda results=results: bool(results)) and results[0].code == "disk_full"
+    assert leader.journal.last_index == last, "nothing is appended that nobody could commit"
+    assert [alarms(box) for box in trio.boxes.values()] == [[ALARM]] * 3, "each says it of itself, the leader of its majority"
+    trio.boxes["m3"].disk.capacity_bytes = None
+    let_pass(trio, 5 * LOOK_S)
+    assert trio.write(leader, "after").code == "ok"
+    let_pass(trio, 5 * LOOK_S)
+    assert alarms(leader) == alarms(trio.boxes["m3"]) == [ALARM, OVER]
+    assert alarms(trio.boxes["m2"]) == [ALARM]

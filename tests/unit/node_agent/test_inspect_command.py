@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from node_agent import config as configuration
-from node_agent import names
+from node_agent import failure, names
 from node_agent.device.arena import Arena, ArenaUse
 from node_agent.device.control_block import ControlBlock
 from node_agent.device.port import SlotRecord
@@ -144,6 +144,6 @@ def test_a_record_that_does_not_check_is_said_and_not_guessed(node: Node, capsys
 
 
 def test_the_record_shows_a_failed_change(node: Node) -> None:
-    change = msgspec.structs.replace(node.record.change, id="r1", failure_code="no_headroom", failure_detail="too large")
+    change = msgspec.structs.replace(node.record.change, id="r1", failure=failure.make("no_headroom", "plan", "slot", "2", "1"))
     Journal(node.store, "n1").put(msgspec.structs.replace(node.record, change=change))
-    assert node.look()["deployments"][0]["change"]["failure_code"] == "no_headroom"
+    assert node.look()["deployments"][0]["change"]["failure"]["kind"] == "no_headroom"

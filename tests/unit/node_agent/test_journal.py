@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from node_agent import failure
 from node_agent.journal import ChangeRecord, DeploymentRecord, Follower, Journal, read
 from node_agent.plan import Order, Target
 from raftmeta.core.errors import RaftmetaError
@@ -15,7 +16,7 @@ RECORD = DeploymentRecord("search", "encoder", SideName.PRIMARY, "x.arena", "x.c
 
 def test_what_was_put_is_there_after_a_restart(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "n1")
-    change = ChangeRecord("r-1", StageCounters(bytes_total=5, lag_ms=3), "no_headroom", "too small")
+    change = ChangeRecord("r-1", StageCounters(bytes_total=5, lag_ms=3), failure.make("no_headroom", "plan", "too small"))
     journal.put(DeploymentRecord("search", "encoder", SideName.STANDBY, "x.arena", "x.control", fence=Order(2, 7), pin=PIN, change=change))
     again = Journal(tmp_path, "n1").deployment("search")
     assert again == journal.deployment("search")

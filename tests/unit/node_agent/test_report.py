@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from node_agent import metrics, report
+from node_agent import failure, metrics, report
 from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
 from node_agent.journal import ChangeRecord
 from node_agent.metrics import Meter
@@ -45,9 +45,9 @@ def test_prepared_names_no_root_and_ready_names_the_one_from_memory() -> None:
 
 
 def test_only_a_failure_carries_code_and_a_bounded_detail() -> None:
-    change = ChangeRecord("r-1", StageCounters(), "no_headroom", "x" * 5000)
+    change = ChangeRecord("r-1", StageCounters(), failure.make("no_headroom", "plan", "x" * 5000, "y" * 5000, "z"))
     failed = report.attestation(Attest("r-1", Stage.FAILED, TARGET), SideName.STANDBY, "boot-1", "d" * 64, change)
-    assert (failed["code"], len(failed["detail"]), failed["vector_root"]) == ("no_headroom", 1000, "")
+    assert (failed["code"], len(failed["detail"]), failed["vector_root"]) == ("resource_exhausted", 1000, "")
 
 
 def test_families_of_several_processes_make_one_page() -> None:

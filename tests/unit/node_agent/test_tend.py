@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from node_agent import failure
 from node_agent.crew import WorkersLag
 from node_agent.fetch import BlobsRotten, FetchFailed
 from node_agent.ipc import CallFailed
@@ -16,7 +17,7 @@ from node_agent.messages import Fault
 from node_agent.plan import Change, Goal, Order, Target
 from node_agent.refusal import Refusal
 from node_agent.report import Look
-from node_agent.tend import Means, Tender, failure_of
+from node_agent.tend import Means, Tender, trouble_of
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import Phase, SideName, Stage
 from tests.support.agent_fakes import FakeCrew, FakePlane, FakeProvider
@@ -172,8 +173,8 @@ def test_memory_that_rotted_in_the_active_slot_stops_serving_and_is_replaced(sce
 FAILURES: list[tuple[str, Exception, str]] = [
     ("fetch", FetchFailed("source_unavailable", "no route"), "source_unavailable"),
     ("fetch", FetchFailed("integrity_mismatch", "other bytes"), "integrity_mismatch"),
-    ("fetch", RaftmetaError("quota_exceeded", "full"), "quota_exceeded"),
-    ("load", CallFailed(Fault(1, 409, "uncovered_tensor", "x is not bound")), "uncovered_tensor"),
+    ("fetch", RaftmetaError("quota_exceeded", "full"), "resource_exhausted"),
+    ("load", CallFailed(Fault(1, 409, "uncovered_tensor", "x is not bound")), "incompatible_layout"),
     ("load", CallFailed(Fault(1, 409, "warmup_failed", "NaN")), "warmup_failed"),
 ]
 
@@ -208,7 +209,7 @@ def test_a_version_larger_than_the_slot_is_refused_with_the_numbers(scene: Scene
         scene.versions["4.0.0"] = make_version(tmp_path / "v4", "4.0.0", {"a": b"4" * 900_000})
         change = Change("r-4", Phase.SYNCING, scene.target(4), Stage.PREPARED)
         await scene.rest(scene.goal(1, change))
-        assert scene.last()["code"] == "no_headroom"
+        assert scene.last()["code"] == "resource_exhausted"
         assert "900096 bytes" in scene.last()["detail"]
         assert scene.tender.look().ready
 
@@ -379,21 +380,31 @@ def test_an_unreachable_control_plane_delays_an_attestation_and_a_refusal_ends_i
 
 
 @pytest.mark.parametrize(
-    ("cause", "code", "passing"),
+    ("cause", "expected", "passing"),
     [
-        (Refusal("no_headroom", "slot", "1", "2"), "no_headroom", False),
-        (Refusal("slot_busy", "slot", "1", "2"), "slot_busy", True),
+        (Refusal("no_headroom", "slot", "1", "2"), "resource_exhausted", False),
+        (Refusal("slot_busy", "slot", "1", "2"), "timeout", True),
+        (Refusal("foreign_arena", "slot", "1", "2"), "internal", False),
         (FetchFailed("source_unavailable", ""), "source_unavailable", False),
-        (WorkersLag("late"), "workers_lag", True),
-        (RaftmetaError("no_leader", ""), "no_leader", True),
-        (RaftmetaError("disk_full", ""), "disk_full", False),
+        (WorkersLag("late"), "timeout", True),
+        (RaftmetaError("no_leader", ""), "source_unavailable", True),
+        (RaftmetaError("disk_full", ""), "resource_exhausted", False),
+        (RaftmetaError("bad_json", ""), "internal", False),
+        (MemoryError(), "resource_exhausted", False),
         (BlobsRotten(""), "integrity_mismatch", True),
         (OSError(5, "Input/output error"), "internal", True),
     ],
 )
-def test_every_kind_of_trouble_has_a_failure_class(cause: Exception, code: str, passing: bool) -> None:
-    failure = failure_of(cause)
-    assert (failure.code, failure.passing) == (code, passing)
+def test_every_kind_of_trouble_has_a_failure_class(cause: Exception, expected: str, passing: bool) -> None:
+    trouble = trouble_of(cause, "fill")
+    assert (trouble.failure.failure_class, trouble.passing) == (expected, passing)
+
+
+def test_a_refusal_in_a_worker_keeps_its_phase_subject_expectation_and_finding() -> None:
+    found = failure.make("uncovered_tensor", "bind", "tensors of the version", "each bound", "h.1.weight")
+    trouble = trouble_of(CallFailed(Fault(1, 409, found.kind, found.detail, found)), "warm")
+    assert trouble.failure == found
+    assert found.detail == "uncovered_tensor in bind: tensors of the version: expected each bound, found h.1.weight"
 
 
 def test_files_are_verified_before_workers_make_modules_of_them(scene: Scene) -> None:
@@ -415,7 +426,7 @@ def test_files_are_verified_before_workers_make_modules_of_them(scene: Scene) ->
 def test_files_that_a_worker_finds_changed_are_mended_and_tried_again(scene: Scene) -> None:
     async def work() -> None:
         fault = Fault(1, 409, "files_changed", "vocab.txt has other bytes")
-        assert failure_of(CallFailed(fault)).passing
+        assert trouble_of(CallFailed(fault), "warm").passing
         scene.crew.refuse = CallFailed(fault)
         change = Change("r-1", Phase.SYNCING, scene.target(1), Stage.PREPARED)
         await scene.rest(scene.goal(None, change), lambda look: len(scene.crew.loads) > 1)

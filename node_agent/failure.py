@@ -1,0 +1,97 @@
+"""Why a node could not do what a rollout asked of it: one of nine classes, and where, what was expected and what was found. Pure.
+
+The class is what an attestation carries as its code and what metrics count: it says who has to do something. The kind beside it names the
+very refusal, and may grow in number; the classes are a closed set.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from node_agent.refusal import REFUSALS
+from raftmeta.core.errors import CODES, ErrorClass
+
+MAX_TEXT = 600  # characters of each part
+
+
+class FailureClass(StrEnum):
+    INTEGRITY_MISMATCH = "integrity_mismatch"  # bytes are not what was published: page a person
+    RESOURCE_EXHAUSTED = "resource_exhausted"  # memory, disk or quota: free something, or give the node more
+    SOURCE_UNAVAILABLE = "source_unavailable"  # no source has the bytes right now
+    INCOMPATIBLE_LAYOUT = "incompatible_layout"  # tensors, dtypes, config or class do not fit together, or not this policy
+    WARMUP_FAILED = "warmup_failed"  # the module does not run, or too slowly
+    PROBE_DRIFT = "probe_drift"  # it runs, and answers other than the publisher said
+    TIMEOUT = "timeout"  # somebody did not let go, or did not answer, in time
+    FENCED = "fenced"  # a newer order was obeyed already
+    INTERNAL = "internal"  # of this program or machine
+
+
+_KINDS: dict[str, FailureClass] = {
+    "no_headroom": FailureClass.RESOURCE_EXHAUSTED,
+    "no_memory": FailureClass.RESOURCE_EXHAUSTED,
+    "slot_busy": FailureClass.TIMEOUT,
+    "workers_lag": FailureClass.TIMEOUT,
+    "bad_layout": FailureClass.INCOMPATIBLE_LAYOUT,
+    "source_failed": FailureClass.SOURCE_UNAVAILABLE,
+    "source_unavailable": FailureClass.SOURCE_UNAVAILABLE,
+    "integrity_mismatch": FailureClass.INTEGRITY_MISMATCH,
+    "vector_mismatch": FailureClass.INTEGRITY_MISMATCH,
+    "files_changed": FailureClass.INTEGRITY_MISMATCH,
+    "derived_changed": FailureClass.INTEGRITY_MISMATCH,
+    "not_bindable": FailureClass.INCOMPATIBLE_LAYOUT,
+    "outside_arena": FailureClass.INCOMPATIBLE_LAYOUT,
+    "uncovered_tensor": FailureClass.INCOMPATIBLE_LAYOUT,
+    "left_on_meta": FailureClass.INCOMPATIBLE_LAYOUT,
+    "engine_failed": FailureClass.WARMUP_FAILED,
+    "warmup_failed": FailureClass.WARMUP_FAILED,
+    "probe_drift": FailureClass.PROBE_DRIFT,
+    "fenced": FailureClass.FENCED,
+    "internal": FailureClass.INTERNAL,
+}
+_CODES: dict[ErrorClass, FailureClass] = {  # errors of the control plane and of the store
+    ErrorClass.UNAVAILABLE: FailureClass.SOURCE_UNAVAILABLE,
+    ErrorClass.CAPACITY: FailureClass.RESOURCE_EXHAUSTED,
+    ErrorClass.INTEGRITY: FailureClass.INTEGRITY_MISMATCH,
+}
+assert set(REFUSALS) <= set(_KINDS) | {
+    "barrier_unavailable", "foreign_arena", "arena_in_use", "foreign_control_block", "control_in_use", "worker_alive", "slot_active",
+    "slot_not_dirty", "slot_not_verified", "nothing_serves",
+}, "these are of this program or machine"  # fmt: skip
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stopped a step. Empty: nothing did."""
+
+    kind: str = ""  # of the refusal; a code of its own
+    phase: str = ""  # of the work: fetch | plan | fill | verify | bind | warm | probe | switch | …
+    subject: str = ""  # of which thing
+    expected: str = ""
+    found: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.kind)
+
+    @property
+    def failure_class(self) -> FailureClass:
+        return class_of(self.kind)
+
+    @property
+    def detail(self) -> str:
+        """One sentence for people."""
+        where = f"{self.kind} in {self.phase}" if self.phase else self.kind
+        what = f"{self.subject}: expected {self.expected}, found {self.found}" if self.expected else self.subject
+        return f"{where}: {what}"
+
+
+def make(kind: str, phase: str, subject: str, expected: str = "", found: str = "") -> Failure:
+    """With each part cut to what fits into an attestation."""
+    return Failure(kind, phase, subject[:MAX_TEXT], expected[:MAX_TEXT], found[:MAX_TEXT])
+
+
+def class_of(kind: str) -> FailureClass:
+    found = _KINDS.get(kind)
+    if found is None and kind in CODES:
+        found = _CODES.get(CODES[kind].error_class)
+    return FailureClass.INTERNAL if found is None else found
