@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from raftmeta.durable import DiskFull
 from raftmeta.log import configuration as cfg
 from raftmeta.log.configuration import Configuration
-from raftmeta.log.guard import LogBounds, Verdict, plan_append, well_formed
+from raftmeta.log.guard import LogBounds, Verdict, is_chunk, is_plausible, plan_append, well_formed
 from raftmeta.log.journal import Journal
 from raftmeta.log.leadership import Elections, Handover
 from raftmeta.log.messages import (
@@ -21,6 +21,7 @@ from raftmeta.log.messages import (
     AppendEntries,
     AppendReply,
     Entry,
+    OfTerm,
     PreVote,
     PreVoteReply,
     RequestVote,
@@ -29,6 +30,7 @@ from raftmeta.log.messages import (
     TimeoutNow,
     VoteReply,
 )
+from raftmeta.log.payloads import payload_fault
 from raftmeta.log.replication import Leading, Replication
 from raftmeta.log.setup import FOLLOWER, LEADER, Halted, Hooks, Setup
 from raftmeta.log.wall import Wall
@@ -44,7 +46,7 @@ class Engine(Wall):
         self._incarnations: dict[str, int] = {}
         self._ticked_at = float("-inf")
         self._noop_index = 0
-        self.violations = 0  # messages of peers that contradict themselves
+        self.violations = 0  # messages that no member of this cluster sends; they change nothing
         self._bootstrap = setup.bootstrap
         self.joining = setup.joining and setup.rules.wiped_waits
         self.standing_by = False  # a majority has another state than this member: its log is as good as any, its state serves nobody
@@ -161,6 +163,9 @@ class Engine(Wall):
 
     def receive(self, peer: str, message: AnyMessage) -> None:
         """One message of an authenticated peer. Raises Halted."""
+        if not isinstance(message, OfTerm) or (self._rules.bound_terms and not is_plausible(message.term, self.term, self.joining)):
+            self.violations += 1
+            return
         match message:
             case AppendEntries():
                 self._on_append(peer, message)
@@ -180,8 +185,6 @@ class Engine(Wall):
                 self._on_chunk(peer, message)
             case TimeoutNow():
                 self._elections.on_timeout_now(peer, message)
-            case _:
-                self.violations += 1
         self._refresh_configuration()
 
     def _current(self, term: int, at_least: bool = False) -> bool:
@@ -202,11 +205,9 @@ class Engine(Wall):
             if self._rules.answer_stale:
                 self._hooks.send(peer, AppendReply(self.term, False, self.commit_index + 1, message.round))
             return
-        if not well_formed(message):
+        if not well_formed(message) or self._leads_in(message.term):
             self.violations += 1
             return
-        if self.role == LEADER and message.term == self.term:
-            raise Halted(f"{peer} leads in term {message.term}, and so does this member")
         bounds = LogBounds(self._log.base_index, self.last_index, self.commit_index)
         plan = plan_append(message, bounds, self._journal.term_at, self._rules)
         if plan.verdict is Verdict.HALT:
@@ -214,6 +215,10 @@ class Engine(Wall):
         if plan.verdict is Verdict.REFUSE:
             self._follow(peer, message.term)
             self._hooks.send(peer, AppendReply(self.term, False, plan.matched_index + 1, message.round))
+            return
+        fault = self._fault_in(plan.entries)
+        if fault:
+            self._refuse(peer, fault)
             return
         entries = self._that_fit(plan.entries)
         matched = plan.matched_index if len(entries) == len(plan.entries) else plan.prev_index + len(entries)
@@ -232,6 +237,19 @@ class Engine(Wall):
             self._caught_up_at = message.commit_index
         with contextlib.suppress(DiskFull):  # no room even to cut: nothing changed, nothing is acknowledged
             self.give(peer, safe)
+
+    def _leads_in(self, term: int) -> bool:
+        """Whoever else says that it leads in that term is wrong, and is not followed."""
+        return self.role == LEADER and term == self.term
+
+    def _fault_in(self, entries: Sequence[Entry]) -> str:
+        if not self._rules.read_before_append:
+            return ""
+        return next((f"entry {entry.index}: {fault}" for entry in entries if (fault := payload_fault(entry.payload))), "")
+
+    def _refuse(self, peer: str, detail: str) -> None:
+        self.violations += 1
+        self._hooks.refused(peer, detail)
 
     def _term_there(self, index: int, entries: list[Entry]) -> int | None:
         """Term of the entry at `index`, once these entries are appended."""
@@ -258,6 +276,9 @@ class Engine(Wall):
         progress = self.replication.followers.get(peer)
         if not self._current(reply.term) or self.role != LEADER or progress is None:
             return
+        if reply.round > self.replication.round:  # it would confirm reads that are still to come
+            self.violations += 1
+            return
         matched, next_index = isinstance(reply, AppendReply) and reply.matched, 1
         if isinstance(reply, AppendReply):
             next_index = reply.next_index
@@ -272,8 +293,9 @@ class Engine(Wall):
             if self._rules.answer_stale:
                 self._hooks.send(peer, AppendReply(self.term, False, self.commit_index + 1, chunk.round))
             return
-        if self.role == LEADER and chunk.term == self.term:
-            raise Halted(f"{peer} leads in term {chunk.term}, and so does this member")
+        if not is_chunk(chunk) or self._leads_in(chunk.term):
+            self.violations += 1
+            return
         self._follow(peer, chunk.term)
         reply = self._hooks.on_chunk(peer, chunk)
         if reply is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from raftmeta import codec
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.state import State
 from raftmeta.durable import DiskFull
 from raftmeta.log import configuration as cfg
@@ -20,6 +21,7 @@ from raftmeta.log.engine import Engine
 from raftmeta.log.faults import SnapshotCorrupt
 from raftmeta.log.journal import Journal
 from raftmeta.log.messages import MAX_CHUNK_BYTES, SnapshotChunk, SnapshotReply
+from raftmeta.log.payloads import configuration_fault
 from raftmeta.log.progress import Progress, SendState
 from raftmeta.log.quarantine import Quarantined
 from raftmeta.log.snapshots import FREE_MARGIN_BYTES, Incoming, SnapshotGone, SnapshotMeta, SnapshotStore
@@ -184,7 +186,7 @@ class SnapshotExchange:
         if incoming.offset < incoming.size_bytes:
             return self._reply(chunk, engine, incoming.offset, False), None
         self._incoming = None
-        found = incoming.finish(codec.restore)
+        found = incoming.finish(codec.restore, _admit)
         if found is None:  # the digest is wrong, or the sender's state is not sound: start over
             return self._reply(chunk, engine, 0, False), None
         meta, state = found
@@ -194,3 +196,10 @@ class SnapshotExchange:
 
     def _reply(self, chunk: SnapshotChunk, engine: Engine, next_offset: int, installed: bool) -> SnapshotReply:
         return SnapshotReply(engine.term, chunk.index, next_offset, installed, chunk.round)
+
+
+def _admit(meta: SnapshotMeta) -> None:
+    """Raises RaftmetaError integrity: published, it would be read at every start."""
+    fault = configuration_fault(meta.config)
+    if fault:
+        raise RaftmetaError("integrity", f"snapshot {meta.index}: {fault}")

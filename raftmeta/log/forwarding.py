@@ -17,10 +17,13 @@ from raftmeta.core.errors import CODES
 from raftmeta.core.types import Outcome
 from raftmeta.log.engine import Engine
 from raftmeta.log.messages import Forward, ForwardReply, Proposal, ProposalReply, bounded_depth
-from raftmeta.log.proposals import Proposals, Result, Sink, decode_body, encode_body
+from raftmeta.log.proposals import MAX_QUEUED, Proposals, Result, Sink, decode_body, encode_body
 from raftmeta.log.setup import LEADER
 
 MAX_FORWARD_BYTES = 4 << 20
+MAX_REPLY_BYTES = 4 << 20  # of answers in one message
+REPLY_BYTES = 64  # of an answer without its outcome, at most: code, numbers and their frames
+MAX_NAMES = 1024  # characters of key, principal and source together; apply refuses less, this bounds an entry
 
 Authorize = Callable[[str, Body], bool]  # principal and command
 
@@ -55,10 +58,15 @@ class Forwarding:
     # a leader's side
 
     def on_forward(self, peer: str, message: Forward) -> None:
+        if len(message.proposals) > MAX_QUEUED:
+            return  # no member of ours sends so many; to judge them would cost this one its term
         for proposal in message.proposals:
             sink = self._reply_to(peer, proposal.id)
             if self._owner.engine.role != LEADER:
                 sink(Result("no_leader"))
+                continue
+            if len(proposal.request_id) + len(proposal.principal) + len(proposal.source) > MAX_NAMES:
+                sink(Result("bad_request"))
                 continue
             try:
                 body = decode_body(proposal.body)
@@ -73,9 +81,17 @@ class Forwarding:
                 sink(Result("forbidden"))
 
     def flush(self) -> None:
-        """Send the answers that came together, in one message to each peer."""
+        """Send the answers that came together, in as few messages to each peer as frames allow."""
         for peer, replies in sorted(self._replies.items()):
-            self._owner.send(peer, ForwardReply(tuple(replies)))
+            part: list[ProposalReply] = []
+            size = 0
+            for reply in replies:
+                size += len(reply.outcome) + REPLY_BYTES
+                if part and size > MAX_REPLY_BYTES:
+                    self._owner.send(peer, ForwardReply(tuple(part)))
+                    part, size = [], len(reply.outcome) + REPLY_BYTES
+                part.append(reply)
+            self._owner.send(peer, ForwardReply(tuple(part)))
         self._replies.clear()
 
     def _reply_to(self, peer: str, proposal_id: int) -> Sink:

@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from raftmeta.log.messages import AppendEntries, Entry
+from raftmeta.log.messages import MAX_CHUNK_BYTES, AppendEntries, Entry, SnapshotChunk
+
+MAX_NUMBER = 1 << 62  # of terms and indexes: disk and wire hold twice that, so one more always fits
+MAX_TERMS_MISSED = 1 << 32  # elections while a member was away; one every 10 ms for a year. A peer that says more is wrong
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -20,6 +23,8 @@ class Rules(msgspec.Struct, frozen=True):
 
     keep_matching: bool = True  # R1: only a real conflict deletes
     drop_stale_terms: bool = True  # R2
+    bound_terms: bool = True  # a term that no number of elections explains is not adopted
+    read_before_append: bool = True  # what could not be applied is not appended
     match_before_commit: bool = True  # R3
     one_change_at_a_time: bool = True  # R4
     voters_once: bool = True  # R7
@@ -107,6 +112,20 @@ def well_formed(message: AppendEntries) -> bool:
             return False
         term = entry.term
     return term <= message.term
+
+
+def is_plausible(term: int, own_term: int, joining: bool) -> bool:
+    """Whether a message's term can be one of this cluster. A member that starts with nothing knows none and takes any.
+
+    Terms only rise and are kept for ever: without this, one wrong message could use them up for the whole cluster.
+    """
+    return 0 <= term <= MAX_NUMBER and (joining or term <= own_term + MAX_TERMS_MISSED)
+
+
+def is_chunk(chunk: SnapshotChunk) -> bool:
+    """Whether it could be a part of a snapshot that the leader of its term has."""
+    whole = 0 < chunk.index <= MAX_NUMBER and 0 <= chunk.index_term <= chunk.term and chunk.size_bytes > 0 and len(chunk.sha256) == 32
+    return whole and 0 <= chunk.offset <= chunk.size_bytes and len(chunk.data) <= MAX_CHUNK_BYTES and chunk.round >= 0
 
 
 def up_to_date(last_term: int, last_index: int, own_term: int, own_index: int) -> bool:

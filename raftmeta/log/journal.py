@@ -292,9 +292,9 @@ class Journal:
         self._tail.reset(index, term)
         self._replan()
 
-    def close(self) -> None:
-        """Sync and mark what is pending, unless the disk failed, and let go of the files."""
-        if self._failed is None:
+    def close(self, *, sync: bool = True) -> None:
+        """Sync and mark what is pending, unless the disk failed or the owner did, and let go of the files."""
+        if sync and self._failed is None:
             self.sync()
             with self._fatal:
                 self._settle()

@@ -163,6 +163,10 @@ AnyMessage = (
     | StateReport
 )
 
+OfTerm = (
+    AppendEntries | AppendReply | RequestVote | VoteReply | PreVote | PreVoteReply | SnapshotChunk | SnapshotReply | TimeoutNow
+)  # what members say within a term
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
 

@@ -38,6 +38,7 @@ from raftmeta.log.messages import (
     SnapshotReply,
     StateReport,
 )
+from raftmeta.log.passing import PassingAlarm
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.progress import Progress
 from raftmeta.log.proposals import Pending, Proposals, Sink, commands_of
@@ -93,6 +94,7 @@ class Replica:
         self._forwarding = Forwarding(self, setup.authorize, setup.forward_timeout_s)
         self._reports = Reports(setup.member_id, self, setup.rules)
         self._shortage = Shortage(journal, exchange, self)
+        self._refused = PassingAlarm("leader_refused", self)
         self._expire_at = 0.0
         self._stamping = Stamping(setup.ports.clock, setup.wall_ms)
         self._stamping.applied(recovered.state.cluster_ms)
@@ -177,6 +179,7 @@ class Replica:
         if not self.contradiction:  # a snapshot would outlive what is wrong only in memory
             self._exchange.poll(self.engine, self.state)
         self._shortage.step(self._ports.clock(), self.state.size_bytes, self._majority_without_room)
+        self._refused.step(self._ports.clock())
         self._tell_clocks()
         self._expire()
         self._ship(transmit)
@@ -367,6 +370,9 @@ class Replica:
             case opcode:
                 raise Halted(f"entry {index} has opcode {opcode}, which this build does not know")
         self.proposals.applied(index, term, outcomes)
+
+    def refused(self, peer: str, detail: str) -> None:
+        self._refused.sound(f"{peer} leads and sent what cannot be taken: {detail}", self._ports.clock())
 
     def on_role(self, role: int) -> None:
         self.reads.lost_leader()

@@ -85,7 +85,7 @@ class Runner:
             self._thread.join(STOP_S)
         if not self._thread.is_alive():
             self._network.close()
-            self._journal.close()
+            self._journal.close(sync=not self._fault)  # what a step that failed had appended was promised to nobody
 
     def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Ticket[Outcome]:
         ticket: Ticket[Outcome] = Ticket()

@@ -61,6 +61,9 @@ class Hooks(Protocol):
     def without_room(self, n_bytes: int) -> None:
         """The journal has no room for so many bytes of entries that the leader sent."""
 
+    def refused(self, peer: str, detail: str) -> None:
+        """Something of a leader that this member cannot take; it falls behind if that goes on."""
+
     def on_role(self, role: int) -> None: ...
 
     def on_configuration(self, configuration: Configuration) -> None: ...

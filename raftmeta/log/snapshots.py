@@ -179,11 +179,13 @@ class Incoming:
         self.offset += len(data)
         return True
 
-    def finish(self, build: Callable[[Iterator[bytes]], T]) -> tuple[SnapshotMeta, T] | None:
+    def finish(
+        self, build: Callable[[Iterator[bytes]], T], admit: Callable[[SnapshotMeta], None] = lambda meta: None
+    ) -> tuple[SnapshotMeta, T] | None:
         """Verify the whole and publish it. None when it is not what was announced: it is gone then and the transfer starts over.
 
-        `build` gets the chunks before anything is published, and raises RaftmetaError `integrity` when they are no sound state. Reads the
-        file once from start to end; for a large one, run it in a worker.
+        `build` gets the chunks before anything is published, and raises RaftmetaError `integrity` when they are no sound state; so does
+        `admit` of what else the file says. Reads the file once from start to end; for a large one, run it in a worker.
         """
         if self._file is None or self.offset != self.size_bytes:
             raise ValueError(f"snapshot {self.index}: {self.offset} of {self.size_bytes} bytes are here")
@@ -193,6 +195,7 @@ class Incoming:
         self.close()
         try:
             found = self._store._read(path, (self.index, self.term), build)
+            admit(found[0])
         except RaftmetaError as fault:
             if fault.code != "integrity":
                 raise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
 from raftmeta.log.engine import Engine
 from raftmeta.log.guard import Rules
@@ -21,7 +23,8 @@ def trio(*ids: str) -> Configuration:
 
 
 def payload(text: str) -> bytes:
-    return bytes([OP_COMMANDS]) + text.encode()
+    """An entry with one command, which nobody could read."""
+    return bytes([OP_COMMANDS]) + msgspec.msgpack.encode([text.encode()])
 
 
 def entry(index: int, term: int, text: str = "") -> Entry:
@@ -48,6 +51,7 @@ class LoneEngine:
         self.applied: list[tuple[int, int]] = []
         self.waiting: list[bytes] = []  # payloads to propose
         self.roles: list[int] = []
+        self.refusals: list[tuple[str, str]] = []
         setup = Setup(
             member_id="m1",
             applied_index=0,
@@ -111,6 +115,9 @@ class LoneEngine:
 
     def apply(self, index: int, term: int, payload: bytes) -> None:
         self.applied.append((index, term))
+
+    def refused(self, peer: str, detail: str) -> None:
+        self.refusals.append((peer, detail))
 
     def on_role(self, role: int) -> None:
         self.roles.append(role)

@@ -316,10 +316,3 @@ def test_a_follower_that_claims_more_than_the_log_holds_is_not_believed() -> Non
     lone.step(("m2", AppendReply(lone.engine.term, True, 1 << 60, lone.engine.replication.round)))
     assert lone.engine.match_indexes["m2"] <= lone.engine.last_index
     assert lone.engine.violations == 1
-
-
-def test_two_leaders_in_one_term_halt_the_one_that_hears_of_it() -> None:
-    lone = LoneEngine()
-    lone.elect()
-    with pytest.raises(Halted, match="leads in term"):
-        lone.step(("m2", lone.append((0, 0), term=lone.engine.term)))

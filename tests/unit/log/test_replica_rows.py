@@ -146,7 +146,7 @@ def test_r3_a_snapshot_whose_bytes_are_not_what_was_announced_is_never_installed
 
 
 def test_r5_an_entry_that_this_build_cannot_apply_stops_the_member_before_it_serves_a_guess() -> None:
-    trio = Trio()
+    trio = Trio(rules=Rules(read_before_append=False))  # else it would not be appended
     leader = trio.leader()
     engine = leader.replica.engine
     engine._append(b"\x63 from the future")
