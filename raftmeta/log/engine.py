@@ -286,7 +286,7 @@ class Engine(Wall):
                 self.violations += 1
                 return
         self.give(peer, {"type": "next_node_idx", "reset": False, "next_node_idx": next_index, "success": matched})
-        self.replication.on_reply(progress, reply)
+        self.replication.on_reply(peer, progress, reply)
 
     def _on_chunk(self, peer: str, chunk: SnapshotChunk) -> None:
         if chunk.term < self.term:

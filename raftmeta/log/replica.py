@@ -94,7 +94,7 @@ class Replica:
         self._forwarding = Forwarding(self, setup.authorize, setup.forward_timeout_s)
         self._reports = Reports(setup.member_id, self, setup.rules)
         self._shortage = Shortage(journal, exchange, self)
-        self._refused = PassingAlarm("leader_refused", self)
+        self._refused, self._unusable = PassingAlarm("leader_refused", self), PassingAlarm("snapshot_unusable", self)
         self._expire_at = 0.0
         self._stamping = Stamping(setup.ports.clock, setup.wall_ms)
         self._stamping.applied(recovered.state.cluster_ms)
@@ -177,12 +177,19 @@ class Replica:
             self._reports.caught_up()
         self._reports.step(self._ports.clock())
         if not self.contradiction:  # a snapshot would outlive what is wrong only in memory
-            self._exchange.poll(self.engine, self.state)
-        self._shortage.step(self._ports.clock(), self.state.size_bytes, self._majority_without_room)
-        self._refused.step(self._ports.clock())
+            self._exchange.poll(self.engine, self.state, self._ports.clock())
+        self._shortage.step(self._ports.clock(), (self.state.size_bytes, self.engine.applied_index), self._majority_without_room)
+        self._look_after_alarms(self._ports.clock())
         self._tell_clocks()
         self._expire()
         self._ship(transmit)
+
+    def _look_after_alarms(self, now: float) -> None:
+        finding = self._exchange.take_finding()
+        if finding:
+            self._unusable.sound(finding, now)
+        self._unusable.step(now)
+        self._refused.step(now)
 
     def _ship(self, transmit: Transmit) -> None:
         """Sync what is pending, then let go of what waited for it."""
@@ -398,7 +405,10 @@ class Replica:
         return reply
 
     def next_chunk(self, peer: str, progress: Progress) -> SnapshotChunk | None:
-        return self._exchange.next_chunk(progress, self.engine)
+        return self._exchange.next_chunk(peer, progress, self.engine, self._ports.clock())
+
+    def snapshot_refused(self, peer: str) -> None:
+        self._exchange.refused(peer)
 
     # ------------------------------------------------------------------ what its parts tell the member
 

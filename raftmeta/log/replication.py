@@ -56,9 +56,9 @@ class Replication:
 
     # ------------------------------------------------------------------ acknowledgements
 
-    def on_reply(self, progress: Progress, reply: AppendReply | SnapshotReply) -> None:
+    def on_reply(self, peer: str, progress: Progress, reply: AppendReply | SnapshotReply) -> None:
         if isinstance(reply, SnapshotReply):
-            self._on_snapshot_reply(progress, reply)
+            self._on_snapshot_reply(peer, progress, reply)
             return
         progress.room = reply.room
         if reply.matched:
@@ -66,15 +66,17 @@ class Replication:
         else:
             progress.on_refused(reply.next_index, reply.round, self.round)
 
-    def _on_snapshot_reply(self, progress: Progress, reply: SnapshotReply) -> None:
+    def _on_snapshot_reply(self, peer: str, progress: Progress, reply: SnapshotReply) -> None:
         progress.acked_round = max(progress.acked_round, reply.round)
         if progress.state is not SendState.SNAPSHOT or progress.snapshot is None or progress.snapshot.index != reply.index:
             return
         progress.waiting = False
         if reply.installed:
             progress.probe_from(reply.index + 1, self.round)
-        else:
-            progress.offset = min(max(reply.next_offset, 0), progress.snapshot.size_bytes)
+            return
+        progress.offset = min(max(reply.next_offset, 0), progress.snapshot.size_bytes)
+        if progress.offset == 0:
+            self._hooks.snapshot_refused(peer)
 
     def without_room(self) -> list[str]:
         """Followers that said that they can take no more entries (D4), by name."""

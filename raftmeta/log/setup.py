@@ -71,5 +71,8 @@ class Hooks(Protocol):
     def on_chunk(self, peer: str, chunk: SnapshotChunk) -> SnapshotReply | None:
         """Store a part of a snapshot; the answer, None when it could not be stored."""
 
+    def snapshot_refused(self, peer: str) -> None:
+        """A follower asks for its snapshot from the start again."""
+
     def next_chunk(self, peer: str, progress: Progress) -> SnapshotChunk | None:
         """The part that this follower needs now, None while there is no snapshot yet."""

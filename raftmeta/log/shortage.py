@@ -41,13 +41,13 @@ class Shortage:
         self._peers_lack = True
         self._say(f"no majority has room for another entry: {' and '.join(peers)} have none; new commands are refused")
 
-    def step(self, now: float, state_bytes: int, majority_without_room: Callable[[], Sequence[str]]) -> None:
+    def step(self, now: float, position: tuple[int, int], majority_without_room: Callable[[], Sequence[str]]) -> None:
         if self._exchange.trouble and not self._refused_bytes and not self._peers_lack:
             self._say(f"snapshot: {self._exchange.trouble}")
         if not self._said or now < self._look_at:
             return
         self._look_at = now + LOOK_S
-        self._exchange.look_again(state_bytes)
+        self._exchange.look_again(*position)
         if self._refused_bytes and self._journal.has_room(self._refused_bytes):
             self._refused_bytes = 0
         self._peers_lack = self._peers_lack and bool(majority_without_room())

@@ -8,7 +8,7 @@ lacks; otherwise the member refuses to start. Nothing here forks or knows what a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -118,11 +118,19 @@ class SnapshotStore:
         """Room on the disk that holds the snapshots."""
         return self._disk.free_bytes(self._directory)
 
-    def prune(self, keep: int = 2) -> int:
-        """Remove all but the newest `keep`, in the worker. Returns how many went. A transfer that reads one of them gets SnapshotGone."""
+    def check(self, meta: SnapshotMeta, build: Callable[[Iterator[bytes]], object]) -> SnapshotMeta:
+        """Read a published snapshot in full, in the worker. Raises SnapshotGone, SnapshotCorrupt, and what `build` raises of it."""
+        self._disk.close(self._open(meta))
+        return self._read(self._path(meta.index, meta.term), (meta.index, meta.term), build)[0]
+
+    def prune(self, keep: int = 2, held: Container[tuple[int, int]] = ()) -> int:
+        """Remove all but the newest `keep` and those `held`, by index and term, in the worker. Returns how many went.
+
+        A transfer that reads one of them gets SnapshotGone.
+        """
         if keep < 1:
             raise ValueError(f"keep is {keep}, the newest snapshot always stays")
-        old = self._positions()[keep:]
+        old = [position for position in self._positions()[keep:] if position not in held]
         for index, term in old:
             self._disk.unlink_large(self._path(index, term))
         return len(old)
@@ -170,6 +178,7 @@ class Incoming:
         self.index, self.term = announced.index, announced.term
         self.size_bytes, self.sha256 = announced.size_bytes, announced.sha256
         self.offset = offset
+        self.fault = ""  # why `finish` refused it
 
     def write(self, offset: int, data: bytes) -> bool:
         """Take the next bytes. False, and nothing taken, when they are not the next or reach beyond the announced size."""
@@ -199,6 +208,7 @@ class Incoming:
         except RaftmetaError as fault:
             if fault.code != "integrity":
                 raise
+            self.fault = fault.detail
             self._disk.unlink(path)
             return None
         self._store._publish(path, found[0])

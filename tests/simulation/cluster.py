@@ -19,7 +19,7 @@ import pysyncobj.syncobj
 from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
-from raftmeta.log.messages import AnyMessage
+from raftmeta.log.messages import MAX_CHUNK_BYTES, AnyMessage
 from raftmeta.log.peers import Connected, PeerEvent
 from raftmeta.log.setup import Timing
 from tests.simulation.clients import Clients
@@ -68,7 +68,11 @@ class Cluster(World):
         self.clock = lambda: self.now
         self.wall_ms = lambda: WALL_START_MS + int(self.now * 1000)
         self.invariants = Invariants()
-        self.exchange_settings = ExchangeSettings(entries=self.random.choice((50, 200, 1000)), keep_entries=self.random.choice((0, 5, 50)))
+        self.exchange_settings = ExchangeSettings(
+            entries=self.random.choice((50, 200, 1000)),
+            keep_entries=self.random.choice((0, 5, 50)),
+            chunk_bytes=4 << 10 if plan.seed % 2 else MAX_CHUNK_BYTES,
+        )
         self.segment_bytes = self.random.choice((64 << 10, 256 << 10))
         self.tail_bytes = self.random.choice((4 << 10, 1 << 20))
         pysyncobj.syncobj.monotonicTime = self.clock  # the one place that may replace the library's clock

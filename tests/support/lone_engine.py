@@ -128,5 +128,8 @@ class LoneEngine:
     def on_chunk(self, peer: str, chunk: SnapshotChunk) -> SnapshotReply | None:
         return None
 
+    def snapshot_refused(self, peer: str) -> None:
+        """No snapshots here."""
+
     def next_chunk(self, peer: str, progress: Progress) -> SnapshotChunk | None:
         return None

@@ -23,7 +23,7 @@ from raftmeta.log.proposals import Result, encode_body
 from raftmeta.log.quarantine import Quarantined
 from raftmeta.log.setup import LEADER
 from tests.support.memory_disk import MemoryDisk, PowerLost
-from tests.support.scripted_member import CLUSTER_ID, DATA, ScriptedMember
+from tests.support.scripted_member import CLUSTER_ID, DATA, SEGMENT_BYTES, ScriptedMember
 from tests.support.state_hash import recompute_hash
 from tests.support.trio import publish
 
@@ -45,10 +45,17 @@ class Crash(NamedTuple):
 class Members:
     """A cluster of one or three, its network and its client. The first in `names` leads first and is the one that dies."""
 
-    def __init__(self, names: tuple[str, ...], *, disk: MemoryDisk | None = None, exchange: ExchangeSettings = EXCHANGE) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        *,
+        disk: MemoryDisk | None = None,
+        exchange: ExchangeSettings = EXCHANGE,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
         """`disk`: of the member that dies."""
         self.now = 100.0
-        self.names, self.exchange = names, exchange
+        self.names, self.exchange, self.segment_bytes = names, exchange, segment_bytes
         self.apart: set[str] = set()  # members without a link to anyone
         self.acknowledged: dict[str, Outcome] = {}  # by key
         self.proposed: set[str] = set()  # keys

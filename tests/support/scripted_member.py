@@ -36,7 +36,9 @@ CLUSTER_ID = "scripted"
 SEGMENT_BYTES = 17 << 10  # 5 KiB of it for records: a leader wants room for one of 4 KiB
 
 
-def open_member(disk: MemoryDisk, *, has_peers: bool, look_first: bool = True) -> tuple[Journal, Recovered]:
+def open_member(
+    disk: MemoryDisk, *, has_peers: bool, look_first: bool = True, segment_bytes: int = SEGMENT_BYTES
+) -> tuple[Journal, Recovered]:
     """Open a member's directory as parts.py does. Raises what opening raises.
 
     Without `look_first` snapshots are judged only after the journal was opened.
@@ -50,7 +52,7 @@ def open_member(disk: MemoryDisk, *, has_peers: bool, look_first: bool = True) -
     tuning = Tuning(cluster_id=CLUSTER_ID, tail_bytes=2 << 10)
     if look_first:
         tuning = replace(tuning, accept=snapshots.check)
-    openers = Openers(lambda: Journal.open(disk, DATA / "journal", segment_bytes=SEGMENT_BYTES, tuning=tuning), recovered_from)
+    openers = Openers(lambda: Journal.open(disk, DATA / "journal", segment_bytes=segment_bytes, tuning=tuning), recovered_from)
     return open_log(disk, DATA, openers, has_marker=read_marker(disk, DATA) is not None, has_peers=has_peers)
 
 
@@ -107,6 +109,7 @@ class World(Protocol):
     now: float  # monotonic s
     names: tuple[str, ...]  # of all members
     exchange: ExchangeSettings
+    segment_bytes: int
 
     def wall_ms(self) -> int: ...
     def deliver(self, sender: str, receiver: str, message: AnyMessage) -> None: ...
@@ -131,7 +134,7 @@ class ScriptedMember:
         self.incarnation += 1
         self.inbox = []
         random = Random(f"{self.name} {self.incarnation}")
-        journal, recovered = open_member(disk, has_peers=len(world.names) > 1)
+        journal, recovered = open_member(disk, has_peers=len(world.names) > 1, segment_bytes=world.segment_bytes)
         self.promises.kept(journal, recovered)
         exchange = SnapshotExchange(SnapshotStore(disk, DATA / "snapshots"), InlineWorker(), journal, world.exchange)
         ports = Ports(lambda: world.now, lambda: (world.names.index(self.name) + random.random()) / 4)

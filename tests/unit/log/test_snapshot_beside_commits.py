@@ -71,9 +71,9 @@ def test_older_snapshots_go_in_the_worker_and_a_finished_one_costs_the_log_no_re
         journal.append(index, 1, b"\0x")
         journal.sync()
         engine = cast("Engine", SimpleNamespace(applied_index=index, configuration_at=lambda index: Configuration()))
-        exchange.poll(engine, state)
+        exchange.poll(engine, state, 0.0)
         worker.run()
-        exchange.poll(engine, state)
+        exchange.poll(engine, state, 0.0)
     assert exchange.index == 30
     assert removed == [True, True]
     assert len(pauses) == 3  # small states are one chunk each

@@ -40,7 +40,7 @@ class Log:
         self.journal.sync()
         index = self.journal.last_index
         engine = cast("Engine", SimpleNamespace(applied_index=index, configuration_at=lambda index: Configuration()))
-        self.exchange.poll(engine, msgspec.structs.replace(State.empty(), size_bytes=state_bytes))
+        self.exchange.poll(engine, msgspec.structs.replace(State.empty(), size_bytes=state_bytes), 0.0)
 
     def until_snapshot(self, state_bytes: int = 0) -> int:
         """MiB that were written before one was taken."""
