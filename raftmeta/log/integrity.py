@@ -12,7 +12,7 @@ from collections.abc import Collection
 from enum import Enum
 from typing import NamedTuple
 
-MAX_REVISIONS = 64  # kept, the newest; a member that is further behind is compared at a later one
+MAX_REVISIONS = 64  # kept of each member, the last that it named; one that is further behind is compared at a later one
 
 
 class Verdict(Enum):
@@ -31,11 +31,11 @@ class Judgement(NamedTuple):
 
 
 class Comparison:
-    """Reports by revision, this member's own under its own name."""
+    """Reports by member, this one's own under its own name. What one member names never drives out what another did."""
 
     def __init__(self, member_id: str, one_at_a_time: bool = True) -> None:
         self._id, self._one_at_a_time = member_id, one_at_a_time
-        self._reports: dict[int, dict[str, bytes]] = {}
+        self._reports: dict[str, dict[int, bytes]] = {}  # by revision, in the order in which they came
         self._unsound: set[str] = set()  # members that are set aside, have not caught up since, or have not said that they have
         self._undecided: set[int] = set()
 
@@ -45,11 +45,11 @@ class Comparison:
         return bool(self._undecided)
 
     def own_at(self, revision: int) -> bytes | None:
-        return self._reports.get(revision, {}).get(self._id)
+        return self._reports.get(self._id, {}).get(revision)
 
     def heard_at(self, revision: int) -> set[str]:
         """Members whose state at that revision is known."""
-        return set(self._reports.get(revision, {}))
+        return {member for member, reports in self._reports.items() if revision in reports}
 
     def note(self, member: str, revision: int, state_hash: bytes, sound: bool = True) -> None:
         """A member's state at a revision. Of one that is not sound nothing is compared, now or before."""
@@ -57,21 +57,23 @@ class Comparison:
             self.forget(member)
             return
         self._unsound.discard(member)
-        self._reports.setdefault(revision, {})[member] = state_hash
-        while len(self._reports) > MAX_REVISIONS:
-            oldest = min(self._reports)
-            del self._reports[oldest]
-            self._undecided.discard(oldest)
+        reports = self._reports.setdefault(member, {})
+        reports.pop(revision, None)
+        reports[revision] = state_hash
+        if len(reports) > MAX_REVISIONS:
+            oldest = next(iter(reports))
+            del reports[oldest]
+            if member == self._id:
+                self._undecided.discard(oldest)
 
     def forget(self, member: str) -> None:
         """What it said before: it may have started again since, perhaps with nothing, and is not sound until it says so."""
         self._unsound.add(member)
-        for reports in self._reports.values():
-            reports.pop(member, None)
+        self._reports.pop(member, None)
 
     def judge(self, revision: int, members: Collection[str], quorum: int, absent: Collection[str] = ()) -> Judgement:
         """What the reports of the members of the configuration say about this revision. Nobody waits for those that are `absent`."""
-        reports = {member: found for member, found in self._reports.get(revision, {}).items() if member in members}
+        reports = {member: named[revision] for member, named in self._reports.items() if member in members and revision in named}
         own = reports.get(self._id)
         differing = sorted(member for member, found in reports.items() if found != own)
         if own is None or not differing:

@@ -22,6 +22,7 @@ REPORT_EVERY = 1_000  # revisions
 REPORT_S = 10.0  # a leader that writes less than that reports this often
 UNDECIDED_REPORT_S = 0.5  # and this often while a difference waits for a majority
 ABSENT_S = 60.0  # a member without a link for so long keeps nobody waiting; one that begins again is back in seconds
+HASH_BYTES = 32
 HEAR_ALL_S = 2.0  # a member that a majority contradicts waits so long for what the others say, one of whom may have to go before it
 
 
@@ -100,6 +101,8 @@ class Reports:
 
     def heard(self, peer: str, report: StateReport) -> None:
         """Raises Quarantined."""
+        if report.revision < 0 or len(report.state_hash) != HASH_BYTES:
+            return
         if peer == self._owner.engine.leader_id and peer in self._comparison.heard_at(report.revision):
             self._told.pop(peer, None)  # a leader that says it again may not have heard what this member said
         self._comparison.note(peer, report.revision, report.state_hash, report.sound)

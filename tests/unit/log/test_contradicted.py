@@ -8,7 +8,8 @@ import pytest
 from raftmeta.core.state import State
 from raftmeta.log.exchange import ExchangeSettings
 from raftmeta.log.guard import Rules
-from raftmeta.log.messages import SnapshotChunk, TimeoutNow
+from raftmeta.log.integrity import MAX_REVISIONS
+from raftmeta.log.messages import SnapshotChunk, StateReport, TimeoutNow
 from raftmeta.log.peers import Connected, Disconnected, Received
 from raftmeta.log.reports import ABSENT_S
 from raftmeta.log.setup import LEADER
@@ -117,6 +118,23 @@ def test_a_contradicted_member_takes_no_snapshot_so_that_a_restart_does_not_begi
     again = trio.boot(wrong.name, trio.stop(wrong.name))
     trio.run(1.0)
     assert again.replica.state.state_hash == trio.leader().replica.state.state_hash
+
+
+def test_reports_of_revisions_that_nobody_reached_blind_nobody() -> None:
+    trio = Trio()
+    leader = trio.leader()
+    trio.write(leader, "v1")
+    liar, victim = (box for box in trio.boxes.values() if box is not leader)
+    for box in (leader, victim):
+        box.inbox += [Received(liar.name, StateReport((1 << 40) + number, b"\1" * 32)) for number in range(MAX_REVISIONS)]
+        box.inbox += [Received(liar.name, StateReport(-1, b"\1" * 32)), Received(liar.name, StateReport(5, bytes(1 << 20)))]
+    trio.run(0.5)
+    assert all(len(said) == 32 for said in victim.replica._reports._comparison._reports[liar.name].values())
+    make_wrong(victim)
+    trio.write(leader, "v2")
+    trio.run(15.0)
+    assert "set aside" in trio.boxes[victim.name].told
+    assert len({box.replica.state.state_hash for box in trio.boxes.values()}) == 1
 
 
 @both

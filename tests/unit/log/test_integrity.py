@@ -156,6 +156,19 @@ def test_memory_is_bounded_and_the_newest_are_kept() -> None:
     assert len(found._undecided) <= MAX_REVISIONS
 
 
+def test_revisions_that_nobody_reached_drive_out_only_what_the_member_that_named_them_had_said() -> None:
+    found = compared(A, m2=B, m3=B)
+    for number in range(10 * MAX_REVISIONS):
+        found.note("m2", (1 << 40) + number, C)
+    assert found.own_at(1_000) == A and found.heard_at(1_000) == {"m1", "m3"}
+    assert found.judge(1_000, THREE, 2).verdict is Verdict.UNDECIDED and found.undecided
+    found.note("m2", 1_100, B)  # what it says after that counts as before
+    found.note("m1", 1_100, A)
+    found.note("m3", 1_100, B)
+    assert found.judge(1_100, THREE, 2).verdict is Verdict.SELF
+    assert all(len(reports) <= MAX_REVISIONS for reports in found._reports.values())
+
+
 @given(st.lists(st.sampled_from([A, B, C]), min_size=3, max_size=5))
 def test_at_most_a_minority_finds_itself_wrong_and_every_order_of_reports_says_the_same(hashes: list[bytes]) -> None:
     members = FIVE[: len(hashes)]

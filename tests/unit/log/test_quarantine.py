@@ -208,7 +208,7 @@ def test_while_one_is_set_aside_no_second_one_is(rules: Rules, second: int) -> N
     diverge(follower)
     follower.replica._reports._comparison._reports.clear()
     for box in (leader, third):
-        follower.replica._reports._comparison._reports.setdefault(revision, {})[box.name] = right
+        follower.replica._reports._comparison._reports.setdefault(box.name, {})[revision] = right
     follower.replica._reports.connected(leader.name)
     trio.run(11.0)
     assert trio.boxes[follower.name].told.count("set aside") == second
