@@ -120,7 +120,7 @@ class Board:
             return
         now = self.clock()
         if peer.live is connection:
-            peer.live = None
+            peer.live, peer.memory.unlinked_at = None, now
             del self.live[peer.id]
             self.events.append(Disconnected(peer.id))
             peer.next_dial = now + peer.backoff.next_delay()

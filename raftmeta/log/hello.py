@@ -20,6 +20,7 @@ PROTOCOL = 1
 HELLO_TAG = 100  # messages of the log use 1..99
 MAX_HELLO_BYTES = 64 << 10  # limit of any frame until the hello is accepted
 RETIRED_INCARNATIONS = 16  # remembered per peer
+RETURN_S = 10.0  # a member that runs dials again within a second or two
 
 URI_SCHEME = "raftmeta://"
 
@@ -157,6 +158,8 @@ class PeerMemory(msgspec.Struct):
 
     seen_incarnation: int = 0
     seen_dial: int = 0
+    linked_incarnation: int = 0  # of the newest link
+    unlinked_at: float = float("-inf")  # when that ended, monotonic
     retired: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=RETIRED_INCARNATIONS))
 
     def note(self, hello: Hello, inbound: bool) -> None:
@@ -164,11 +167,31 @@ class PeerMemory(msgspec.Struct):
         if inbound:
             self.seen_incarnation, self.seen_dial = hello.incarnation, hello.dial
 
+    def linked(self, incarnation: int) -> None:
+        """A link to this process of the peer is up; every other one of it is over."""
+        if self.linked_incarnation not in (0, incarnation):
+            self.retired.append(self.linked_incarnation)
+        self.linked_incarnation = incarnation
+
 
 def check_replay(hello: Hello, memory: PeerMemory) -> None:
     """An inbound hello's dial number rises within its incarnation. Raises Refused."""
     if hello.incarnation == memory.seen_incarnation and hello.dial <= memory.seen_dial:
         raise Refused(Refusal.REPLAYED, f"dial {hello.dial} of member {hello.member_id!r} was used; the last was {memory.seen_dial}")
+
+
+def check_retired(hello: Hello, memory: PeerMemory, held: bool, now: float) -> None:
+    """A process that another one of its member followed stays out. Raises Refused.
+
+    Two that run under one name, a copied disk say, would else take turns whenever a link breaks. Only when the newer one has been away for
+    RETURN_S may an older one return: the order in which two hellos were read may have been the wrong one.
+    """
+    if (
+        hello.incarnation in memory.retired
+        and hello.incarnation != memory.linked_incarnation
+        and (held or now < memory.unlinked_at + RETURN_S)
+    ):
+        raise Refused(Refusal.STALE_INCARNATION, f"member {hello.member_id!r} restarted since; incarnation {hello.incarnation:016x}")
 
 
 class Pair(msgspec.Struct, frozen=True):

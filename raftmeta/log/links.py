@@ -99,6 +99,7 @@ class Links:
             rules.check_replay(hello, peer.memory)
         elif hello.dial != connection.origin.dial:
             raise Refused(Refusal.BAD_HELLO, f"expected an answer to dial {connection.origin.dial}, found {hello.dial}")
+        rules.check_retired(hello, peer.memory, peer.live is not None, now)
         link = Link(inbound=inbound, incarnation=hello.incarnation, dial=hello.dial)
         pair = Pair(self._settings.member_id, self._settings.incarnation, peer.id)
         self._make_room(peer, link, hello, pair)
@@ -118,13 +119,9 @@ class Links:
             return
         assert held.link is not None
         restarted = link.incarnation != held.link.incarnation
-        if restarted and link.incarnation in peer.memory.retired:
-            raise Refused(Refusal.STALE_INCARNATION, f"member {peer.id!r} restarted since; incarnation {link.incarnation:016x}")
         if not rules.replaces(held.link, link, hello, pair):
             peer.memory.note(hello, link.inbound)
             raise Refused(Refusal.DUPLICATE, f"the other connection with member {peer.id!r} lives")
-        if restarted:
-            peer.memory.retired.append(held.link.incarnation)
         self._notices.info("link_replaced", peer=peer.id, restarted=int(restarted))
         self._board.drop(held)
 
@@ -148,6 +145,7 @@ class Links:
         if peer.dialling is connection:
             peer.dialling = None
         peer.live = connection
+        peer.memory.linked(link.incarnation)
         peer.backoff.reset()
         self._board.live[peer.id] = connection
         self._board.events.append(Connected(peer.id, link.incarnation))

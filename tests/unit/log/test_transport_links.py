@@ -12,6 +12,7 @@ import pytest
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.log import messages as m
 from raftmeta.log.dialer import Target, resolve
+from raftmeta.log.hello import RETURN_S
 from raftmeta.log.transport import Connected, Disconnected, Received, TlsTransport, TransportPorts, TransportSettings
 from raftmeta.security.tls import PeerTls
 from tests.support.mesh import Clock, Mesh
@@ -108,6 +109,25 @@ def test_a_restarted_peer_replaces_its_former_link_and_the_end_is_told_first(tmp
             mesh.turn()
         assert a.count("refused_stale_incarnation") > 0
         assert a.links()[mark:] == []
+
+
+def test_of_two_processes_under_one_name_the_older_stays_out_although_the_link_of_the_newer_broke(tmp_path: Path) -> None:
+    with Mesh(tmp_path) as mesh:
+        a, older, _ = mesh.trio()
+        older.polled = False
+        fresh = mesh.add("b", files=older.files)
+        mesh.introduce()
+        mesh.pump(lambda: fresh.transport.connected() == {"a", "c"})
+        fresh.polled = False
+        fresh.transport.close()
+        mesh.pump(lambda: "b" not in a.transport.connected())
+        mesh.members["b"], older.polled = older, True
+        older.clock.advance(5.0)
+        mesh.pump(lambda: a.count("refused_stale_incarnation") > 0)
+        assert "b" not in a.transport.connected()
+        a.clock.advance(RETURN_S)  # the newer one does not come back: it may have been the older
+        older.clock.advance(5.0)
+        mesh.pump(lambda: "b" in a.transport.connected())
 
 
 def test_a_hello_that_is_never_answered_does_not_keep_the_peers_next_process_out(tmp_path: Path) -> None:
