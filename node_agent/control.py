@@ -29,6 +29,7 @@ from node_agent.metrics import Meter
 from node_agent.page_cache import DropBehind
 from node_agent.peers import Peer
 from node_agent.provide import StoreProvider
+from node_agent.proving import kernel
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime, log
 from node_agent.s3_source import Buckets
@@ -159,15 +160,17 @@ async def run(runtime: Runtime) -> None:
         bounds = Bounds(config.max_deployments, config.start_wait_s)
         loop = Loop(facts, Desired(Identity(config.node, runtime.boot_id)), places, plane, bounds)
         peers = [Peer(runtime.worker_socket(index), loop.kick) for index in range(config.workers)]
+        prober = Peer(runtime.prober_socket(), lambda: None)
         with httpx.Client(timeout=config.fetch_timeout_s, follow_redirects=False, trust_env=False) as http:
             fetcher = Fetcher(store, opener(config.artifact_roots, http, Buckets(config.s3).source), Patience(config.fetch_attempts))
             provider = StoreProvider(store, fetcher, plane, loop.keep)
-            means = Means(config.node, runtime.boot_id, plane, provider, Crew(peers, config.load_timeout_s))
+            crew = Crew(peers, prober, config.load_timeout_s)
+            means = Means(config.node, runtime.boot_id, plane, provider, crew, kernel())
             server = Server(Answers(loop, facts, store).answer, lambda: None)
             await server.start(runtime.control_socket())
             log.info("control_runs", boot_id=runtime.boot_id, members=config.member_urls)
             compiling = asyncio.create_task(asyncio.to_thread(backend))  # seconds, the first time on a machine; staging would wait for it
-            await _until_stopped(runtime, [loop.run(means), *(peer.keep_connected() for peer in peers)])
+            await _until_stopped(runtime, [loop.run(means), *(peer.keep_connected() for peer in (*peers, prober))])
             await server.stop()
             await compiling
 

@@ -9,12 +9,11 @@ finite is drift.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from node_agent.messages import Tensor
+from node_agent.messages import Measured, Tensor
 from node_agent.serve import DATATYPES
 from raftmeta.core.probes import Probe, ProbeTensor
 
@@ -26,18 +25,6 @@ _NARROWEST_FIRST = ("F8_E5M2", "F8_E4M3", "BF16", "F16", "F32", "F64")
 _WIDTHS = {"FP16": "F16", "FP32": "F32", "FP64": "F64"}
 
 Rows = NDArray[np.float64]
-
-
-class Measured(NamedTuple):
-    """One output of one probe. `value` is a relative error, a cosine, or a divergence; `holds` judges it against `limit`."""
-
-    probe: str
-    output: str
-    measure: str
-    value: float
-    limit: float
-    holds: bool
-    note: str = ""
 
 
 def measure(probe: Probe, found: Sequence[Tensor], dtypes: Sequence[str]) -> list[Measured]:

@@ -28,7 +28,7 @@ from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import EMPTY_RECORD, Device, SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
 from node_agent.freshness import Freshness
-from node_agent.journal import ChangeRecord, DeploymentRecord, Journal
+from node_agent.journal import MAX_PROOFS, ChangeRecord, DeploymentRecord, Journal, Proof
 from node_agent.layout import Placement
 from node_agent.plan import Goal, Order, Seen, SlotSeen, Target
 from node_agent.pour import NoBlobs, Pace, pour
@@ -245,6 +245,14 @@ class Station:
             raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
         self._freshness.note(slot, entries, known)
         self._checked[slot] = SlotCheck(record, change)
+
+    def proof(self, target: Target, kernel: str) -> Proof | None:
+        """What is known of this version on this node, computed by this kernel."""
+        return next((proof for proof in self.record.proofs if (proof.checksum, proof.kernel) == (target.checksum, kernel)), None)
+
+    def note_proof(self, proof: Proof) -> None:
+        others = [other for other in self.record.proofs if other.checksum != proof.checksum]
+        self.remember(proofs=(*others, proof)[-MAX_PROOFS:])
 
     def note_warm(self, slot: int, change: str) -> None:
         self._warmed[slot] = SlotCheck(self.slot_record(slot), change)

@@ -22,7 +22,7 @@ from node_agent.crew import Crew, WorkersLag
 from node_agent.failure import Failure
 from node_agent.fetch import BlobsRotten, Cancelled, FetchFailed
 from node_agent.ipc import CallFailed
-from node_agent.journal import ChangeRecord
+from node_agent.journal import ChangeRecord, Proof
 from node_agent.plan import (
     Attest,
     AwaitWorkers,
@@ -92,6 +92,7 @@ class Means:
     plane: Plane
     provider: Provider
     crew: Crew
+    kernel: str  # what computes on this node
 
 
 class Tender:
@@ -248,6 +249,13 @@ class Tender:
         log.info("fetched", deployment=goal.deployment, version=step.target.label, bytes=fetched)
 
     async def _stage(self, step: StageInto, goal: Goal) -> None:
+        readying = asyncio.create_task(self._means.crew.make_ready())
+        try:
+            await self._stage_slot(step, goal)
+        finally:
+            readying.cancel()
+
+    async def _stage_slot(self, step: StageInto, goal: Goal) -> None:
         manifest = await self._means.provider.manifest(step.target)
         if not await asyncio.to_thread(self.station.has_room, manifest):
             await self._means.crew.release(goal.deployment, -1)
@@ -275,8 +283,19 @@ class Tender:
             self._readying = False
         if self._cancel.is_set():
             raise Cancelled
+        await self._prove(step, goal)
         await self._means.crew.load(goal.deployment, step.slot, step.target)
         self.station.note_warm(step.slot, _change_id(goal))
+
+    async def _prove(self, step: Warm, goal: Goal) -> None:
+        """Once per version and kernel: a roll-back and a restart go on what was seen before."""
+        kernel = self._means.kernel
+        if self.station.proof(step.target, kernel) is not None:
+            return
+        found = await self._means.crew.prove(goal.deployment, step.slot, step.target)
+        proof = Proof(step.target.checksum, kernel, found.warm_ms, found.peak_bytes, found.derived, found.measured)
+        await asyncio.to_thread(self.station.note_proof, proof)
+        log.info("proved", deployment=goal.deployment, version=step.target.label, warm_ms=found.warm_ms, probes=len(found.measured))
 
     async def _switch(self, step: SwitchTo, goal: Goal) -> None:
         done = await asyncio.to_thread(self.station.switch, step.target, step.slot, step.order, self._seen_ns[1])

@@ -253,7 +253,7 @@ def test_a_second_agent_on_the_same_store_is_refused(node: Node) -> None:
 
 def test_nothing_outlives_a_killed_supervisor_and_a_stopped_one_answers_what_it_took(node: Node) -> None:
     children = node.agent.children()
-    assert sorted(children.values()) == ["control", "front", "worker", "worker"]
+    assert sorted(children.values()) == ["control", "front", "prober", "worker", "worker"]
     node.agent.close()  # SIGKILL
     until(lambda: _all_ended(children))
     node.agent.start()

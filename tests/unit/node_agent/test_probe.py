@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.messages import Tensor
-from node_agent.probe import GREATEST_KL, LEAST_COSINE, Measured, default_limit, measure
+from node_agent.messages import Measured, Tensor
+from node_agent.probe import GREATEST_KL, LEAST_COSINE, default_limit, measure
 from raftmeta.core.probes import Probe, ProbeTensor
 
 TEXT = ProbeTensor("text", "BYTES", (1,), ("x",))

@@ -13,6 +13,7 @@ from node_agent import failure
 from node_agent.crew import WorkersLag
 from node_agent.fetch import BlobsRotten, FetchFailed
 from node_agent.ipc import CallFailed
+from node_agent.journal import Proof
 from node_agent.messages import Fault
 from node_agent.plan import Change, Goal, Order, Target
 from node_agent.refusal import Refusal
@@ -44,7 +45,7 @@ class Scene:
         """A control process begins, as after a crash of the one before."""
         self.station = self.memory.station()
         self.crew.station = self.station
-        self.tender = Tender(self.station, Means("n1", "boot-1", self.plane, self.provider, self.crew))
+        self.tender = Tender(self.station, Means("n1", "boot-1", self.plane, self.provider, self.crew, "kernel 1"))
 
     def close(self) -> None:
         self.station.close()
@@ -436,3 +437,40 @@ def test_files_that_a_worker_finds_changed_are_mended_and_tried_again(scene: Sce
         assert len(scene.provider.readied) == len(scene.crew.loads) > 2
 
     run(work)
+
+
+def test_a_version_is_tried_once_before_the_workers_make_modules_of_it_and_the_proof_is_kept(scene: Scene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        await scene.roll(1, 2)
+        await scene.roll(2, 1)
+        assert scene.crew.proved == ["1.0.0", "2.0.0"], "a roll-back goes on what was seen before"
+        scene.close()
+        scene.take_over()
+        assert scene.station.proof(scene.target(1), "kernel 1") is not None
+        assert scene.station.proof(scene.target(1), "kernel 2") is None
+        assert [proof.warm_ms for proof in scene.station.record.proofs] == [12, 12]
+
+    run(work)
+
+
+def test_a_version_that_answers_otherwise_fails_its_rollout_and_reaches_no_worker(scene: Scene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        loads = list(scene.crew.loads)
+        found = failure.make("probe_drift", "probe", "probe 'p', output 'y'", "cosine >= 0.999", "0.2")
+        scene.crew.drift = CallFailed(Fault(1, 409, found.kind, found.detail, found))
+        change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
+        look = await scene.rest(scene.goal(1, change))
+        assert (scene.last()["stage"], scene.last()["code"]) == ("failed", "probe_drift")
+        assert "cosine >= 0.999" in scene.last()["detail"]
+        assert scene.crew.loads == loads and look.ready
+        assert scene.station.record.change.failure == found
+
+    run(work)
+
+
+def test_proofs_are_bounded(scene: Scene) -> None:
+    for number in range(10):
+        scene.station.note_proof(Proof(str(number), "kernel 1", 1, 1, {}, ()))
+    assert [proof.checksum for proof in scene.station.record.proofs] == ["6", "7", "8", "9"]
