@@ -67,6 +67,13 @@ COMMANDS: dict[str, CommandInfo] = {
         "raftmeta publish ./minilm-v2 --model minilm --label 2.0.0",
         CHANGE,
     ),
+    "probe": CommandInfo(
+        "node_agent.probe_command:main",
+        "Run a directory of weights and write its answers down, which nodes then have to match",
+        "raftmeta probe ./minilm-v2 --out probes.json",
+        CHANGE,
+        "agent-hf",
+    ),
     "deploy": CommandInfo(
         "raftmeta.cli.deploy:deploy",
         "Declare under which name, on which nodes a model serves",
