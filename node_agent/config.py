@@ -80,6 +80,7 @@ class AgentConfig(settings.Settings):
     stage_bytes_per_s: int = Field(default=0, ge=0)  # moved beside requests, staging and scrub together; 0: a quarter of the memory's speed
     verify_max_age_s: float = Field(default=300.0, ge=0, le=86_400)  # what staging keeps is read again unless its vector is this young
     numa_nodes: tuple[Annotated[int, Field(ge=0, le=1023)], ...] = ()  # memory nodes that arenas lie on; none: anywhere
+    activation_bytes: int = Field(default=0, ge=0)  # one process beside the arena, at its peak; 0: as the prober saw the last version
     max_deployments: int = Field(default=8, ge=1, le=64)  # deployments this node takes part in; more are refused
     fetch_attempts: int = Field(default=4, ge=1, le=20)  # per source and byte range without progress
     fetch_timeout_s: Seconds = 30.0  # without a byte from a source

@@ -152,8 +152,18 @@ async def run(runtime: Runtime) -> None:
     budget = Budget(config.stage_bytes_per_s or DEFAULT_SHARE * memory_speed())
     log.info("background_budget", bytes_per_s=round(budget.bytes_per_s), threads=config.stage_threads)
     journal = Journal(config.store_dir, config.node)
-    max_age_ns = round(config.verify_max_age_s * 1e9)
-    places = Places(store, journal, config.arena_dir, config.slot_bytes, config.stage_threads, budget, config.numa_nodes, max_age_ns)
+    places = Places(
+        store,
+        journal,
+        config.arena_dir,
+        config.slot_bytes,
+        stage_threads=config.stage_threads,
+        budget=budget,
+        workers=config.workers,
+        activation_bytes=config.activation_bytes,
+        numa_nodes=config.numa_nodes,
+        verify_max_age_ns=round(config.verify_max_age_s * 1e9),
+    )
     _reclaim_abandoned(places)
     async with Client(config.member_urls, token=config.token(), ca_file=config.ca_file, timeout_s=PLANE_TIMEOUT_S) as client:
         plane = cast(ControlPlane, ClientPlane(client))

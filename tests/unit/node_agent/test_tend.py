@@ -11,6 +11,8 @@ import pytest
 
 from node_agent import failure
 from node_agent.crew import WorkersLag
+from node_agent.device import headroom
+from node_agent.device.headroom import Limit
 from node_agent.fetch import BlobsRotten, FetchFailed
 from node_agent.ipc import CallFailed
 from node_agent.journal import Proof
@@ -474,3 +476,21 @@ def test_proofs_are_bounded(scene: Scene) -> None:
     for number in range(10):
         scene.station.note_proof(Proof(str(number), "kernel 1", 1, 1, {}, ()))
     assert [proof.checksum for proof in scene.station.record.proofs] == ["6", "7", "8", "9"]
+
+
+def test_a_version_whose_modules_would_not_fit_beside_the_arena_is_refused_with_the_numbers(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        assert scene.station.record.proofs[0].peak_bytes == 345
+        monkeypatch.setattr(headroom, "find_memory", lambda: iter([Limit("the machine", 689), Limit("control group /a", 690)]))
+        change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
+        look = await scene.rest(scene.goal(1, change))
+        assert scene.last()["code"] == "resource_exhausted" and look.ready
+        assert (
+            "2 processes of 345 bytes: expected 690 bytes beside the arena, found 689 bytes left in the machine" in scene.last()["detail"]
+        )
+        assert "control group" not in detail
+
+    run(work)
