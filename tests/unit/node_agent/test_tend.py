@@ -488,9 +488,8 @@ def test_a_version_whose_modules_would_not_fit_beside_the_arena_is_refused_with_
         change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
         look = await scene.rest(scene.goal(1, change))
         assert scene.last()["code"] == "resource_exhausted" and look.ready
-        assert (
-            "2 processes of 345 bytes: expected 690 bytes beside the arena, found 689 bytes left in the machine" in scene.last()["detail"]
-        )
+        detail = scene.last()["detail"]
+        assert "2 processes of 345 bytes: expected 690 bytes beside the arena, found 689 bytes left in the machine" in detail
         assert "control group" not in detail
 
     run(work)
