@@ -24,7 +24,7 @@ from node_agent.fetch import Fetcher, Patience
 from node_agent.ipc import Server
 from node_agent.journal import Journal
 from node_agent.loop import Bounds, ControlPlane, Loop
-from node_agent.messages import Fault, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered, Reply
+from node_agent.messages import Done, Fault, GetMetrics, GetPlan, GetStatus, GetVector, Json, Metrics, Numbered, Reply, SetCordon
 from node_agent.metrics import Meter
 from node_agent.page_cache import DropBehind
 from node_agent.peers import Peer
@@ -73,6 +73,7 @@ class Answers:
         self._meter = Meter()
         gauge = self._meter.gauge  # a sample per deployment, of which a node has few
         self._reachable = gauge("control_plane_reachable", "Whether linearizable reads of the control plane are answered")
+        self._cordoned = gauge("cordoned", "Whether an operator took the node out of readiness")
         self._silent = gauge("control_plane_silent_seconds", "Since the control plane answered last")
         self._bytes = gauge("store_bytes", "All blobs of this node's store")
         self._verified = gauge("slots_verified", "Slots that hold a verified version", ("deployment",))
@@ -86,6 +87,11 @@ class Answers:
                 return Json(call.number, msgspec.json.encode(self._loop.status()))
             case GetVector():
                 return await self._vector(call)
+            case GetPlan():
+                return Json(call.number, msgspec.json.encode(await asyncio.to_thread(self._loop.plans)))
+            case SetCordon():
+                await asyncio.to_thread(self._loop.cordon, call.reason)
+                return Done(call.number)
             case GetMetrics():
                 await self._measure()
                 return Metrics(call.number, self._meter.families())
@@ -133,6 +139,7 @@ class Answers:
 
     async def _measure(self) -> None:
         self._reachable.set(self._loop.reachable)
+        self._cordoned.set(self._loop.is_cordoned)
         self._silent.set(self._loop.silent_s)
         self._bytes.set(await asyncio.to_thread(self._store.used_bytes))
         for labelled in (self._verified, self._converged, self._lag, self._stopped):

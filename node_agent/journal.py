@@ -66,6 +66,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str = FORMAT
     deployments: dict[str, DeploymentRecord] = {}
     cluster_id: str = ""  # of the control plane that this node listens to, once it heard one
+    cordoned: str = ""  # why an operator took the node out of readiness, "" when nobody did
 
 
 class Journal:
@@ -91,6 +92,12 @@ class Journal:
     def drop(self, name: str) -> None:
         with self._lock:
             self._replace({key: value for key, value in self.record.deployments.items() if key != name})
+
+    def cordon(self, reason: str) -> None:
+        """Durable when this returns; "" lifts it."""
+        with self._lock:
+            if self.record.cordoned != reason:
+                self._write(msgspec.structs.replace(self.record, cordoned=reason))
 
     def join(self, cluster_id: str) -> None:
         """From now on this node listens to this cluster and no other."""
@@ -129,9 +136,13 @@ class Follower:
         self._found: NodeRecord | None = None
 
     def deployments(self) -> Mapping[str, DeploymentRecord]:
+        found = self.record()
+        return {} if found is None else found.deployments
+
+    def record(self) -> NodeRecord | None:
         with suppress(FileNotFoundError):
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns)
             if stamp != self._stamp:
                 self._found, self._stamp = read(self._directory), stamp
-        return {} if self._found is None else self._found.deployments
+        return self._found

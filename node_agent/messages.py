@@ -189,6 +189,16 @@ class GetVector(Numbered, frozen=True, tag="get_vector"):
     blocks: str  # with the block sums of this tensor, "" for none
 
 
+class GetPlan(Numbered, frozen=True, tag="get_plan"):
+    """What the node would do next, and what that would cost, without doing it."""
+
+
+class SetCordon(Numbered, frozen=True, tag="set_cordon"):
+    """Take the node out of readiness; it goes on serving and following. "" lifts it."""
+
+    reason: str
+
+
 class Json(Reply, frozen=True, tag="json"):
     body: bytes
 
@@ -216,7 +226,7 @@ class Metrics(Reply, frozen=True, tag="metrics"):
 
 _Any = (
     Infer | Inferred | Fault | WorkerState | Load | Loaded | MakeReady | Prove | Proved | Release | Acknowledge | Answering | Done
-    | GetStatus | GetVector | Json | GetMetrics | Metrics
+    | GetStatus | GetVector | GetPlan | SetCordon | Json | GetMetrics | Metrics
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Any)

@@ -155,6 +155,28 @@ class Tender:
         goal = "" if self._goal is None or self._goal.committed is None else self._goal.committed.label
         return Look(record.name, record.model, record.side, slots, self._ready, record.lag_ms, goal, self.doing, self.trouble)
 
+    def preview(self) -> dict[str, Any]:
+        """The steps that are left, for an operator. Blocks, changes nothing."""
+        goal = self._goal
+        if goal is None:
+            return {"goal": "", "steps": [], "refused": "the control plane was not heard yet"}
+        made = self._plan_for(goal)
+        steps = [{"step": type(step).__name__, "version": step.target.label, **self._cost(step, goal)} for step in made.steps]
+        label = goal.committed.label if goal.committed else ""
+        return {"goal": label, "rollout": goal.change.id if goal.change else "", "steps": steps, "refused": made.refused}
+
+    def _plan_for(self, goal: Goal) -> Plan:
+        return plan(goal, self._see(goal))
+
+    def _cost(self, step: Step, goal: Goal) -> dict[str, Any]:
+        """Of staging, if what it consists of is on this node already."""
+        if not isinstance(step, StageInto):
+            return {"slot": step.slot} if isinstance(step, Verify | Warm | SwitchTo) else {}
+        try:
+            return {"slot": step.slot, "counters": report.counters(self.station.kept_counters(step.target, step.slot, goal.order))}
+        except Refusal as refusal:
+            return {"slot": step.slot, "unknown": refusal.detail}
+
     # --- one round
 
     async def _advance(self, goal: Goal) -> float:
@@ -192,13 +214,17 @@ class Tender:
     def _plan(self, goal: Goal) -> tuple[Plan, Seen]:
         if goal.change is not None:
             self.station.change_record(goal.change.id)
+        seen = self._see(goal)
+        return plan(goal, seen), seen
+
+    def _see(self, goal: Goal) -> Seen:
         seen = self.station.look(goal, lambda slot, target: self._means.crew.loaded(goal.deployment, slot, target))
         answering = self._answering
         if answering is not None and answering[1] == self.station.block.active()[1]:
             seen = seen._replace(answering=answering[0])
         if goal.change is not None and self._said is not None and self._said[0] == goal.change.id:
             seen = seen._replace(said=self._said[1])
-        return plan(goal, seen), seen
+        return seen
 
     async def _failed(self, step: Step, goal: Goal, trouble: Trouble) -> float:
         self._tries += 1

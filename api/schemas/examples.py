@@ -39,6 +39,7 @@ MANIFEST: dict[str, Any] = {
         }
     ],
     "unbound": [],
+    "probes": [],
     "vector_root": VECTOR_ROOT,
     "sources": ["https://models.example/sentence-encoder/1.4.0/"],
 }

@@ -54,6 +54,20 @@ COMMANDS: dict[str, CommandInfo] = {
         LOOK,
         "agent-hf",
     ),
+    "agent plan": CommandInfo(
+        "node_agent.inspect_command:plan",
+        "Show what a node would do next, and what it would move",
+        "raftmeta agent plan --config ./cluster/agents/node-a/agent.toml",
+        LOOK,
+        "agent-hf",
+    ),
+    "agent cordon": CommandInfo(
+        "node_agent.inspect_command:cordon",
+        "Take a node out of readiness, or let it back with --lift",
+        "raftmeta agent cordon --config ./cluster/agents/node-a/agent.toml --reason 'fan replaced'",
+        RUN,
+        "agent-hf",
+    ),
     "agent reclaim": CommandInfo(
         "node_agent.inspect_command:reclaim",
         "Remove arenas that no process uses from a node's shared memory",

@@ -493,3 +493,24 @@ def test_a_version_whose_modules_would_not_fit_beside_the_arena_is_refused_with_
         assert "control group" not in detail
 
     run(work)
+
+
+def test_a_preview_names_the_steps_and_their_costs_and_takes_none(scene: Scene) -> None:
+    async def work() -> None:
+        assert scene.tender.preview()["refused"]
+        await scene.roll(None, 1)
+        scene.memory.fetch(scene.versions["2.0.0"])
+        fetched, loads, record = list(scene.provider.fetched), list(scene.crew.loads), scene.station.record
+        scene.tender.want(scene.goal(1, Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)))
+        shown = scene.tender.preview()
+        assert (shown["goal"], shown["rollout"], shown["refused"]) == ("1.0.0", "r-2", "")
+        assert [(step["step"], step["version"]) for step in shown["steps"]] == [
+            ("StageInto", "2.0.0"),
+            ("Warm", "2.0.0"),
+            ("Attest", "2.0.0"),
+        ]
+        counters = shown["steps"][0]["counters"]
+        assert counters["bytes_total"] == counters["bytes_read"] + counters["bytes_from_active"] + counters["bytes_kept"] > 0
+        assert (scene.provider.fetched, scene.crew.loads, scene.station.record) == (fetched, loads, record)
+
+    run(work)
