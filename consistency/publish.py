@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -25,15 +26,23 @@ from rich.progress import Progress as RichProgress
 from consistency import unbound_hf
 from consistency.artifact import FindUnbound, Hooks, Progress, build_manifest
 from consistency.artifact_files import Skipped
+from raftmeta import strict_json
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.client import STALE, Reply
+from raftmeta.core import probes as core_probes
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import LABEL, NAME, Manifest
+from raftmeta.core.probes import Probe
 
+MAX_PROBES_FILE = 4 << 20  # bytes; what it may hold is bounded by core.probes
 _PLAIN_STEP = 10  # percent, at least, between two plain lines
 _PLAIN_S = 1.0  # the same in seconds
+
+
+class _ProbesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    probes: tuple[Probe, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +60,9 @@ class PublishOptions(MemberOptions):
         list[str] | None, typer.Option("--unbound", metavar="NAME", help="A tensor that no module takes; repeat. Otherwise found out.")
     ] = None
     all_bound: Annotated[bool, typer.Option("--all-bound", help="Every tensor is taken; do not find out.")] = False
+    probes: Annotated[
+        Path | None, typer.Option("--probes", metavar="FILE", help="Answers that nodes have to match, as `raftmeta probe` writes them.")
+    ] = None
     engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="The agent's engine that serves it.")] = "hf"
 
 
@@ -61,6 +73,7 @@ def _publish(options: PublishOptions) -> int:
     published. Needs the agent-hf extra only to find out which tensors stay unbound; name them with --unbound where it is not installed.
     """
     _check_names(options)
+    probes = () if options.probes is None else read_probes(options.probes)
     asyncio.run(_reach(options))
     with _Shown(quiet=options.json) as shown:
         hooks = Hooks(progress=shown.progress, skipped=shown.skipped, find_unbound=_finder(options, shown.say))
@@ -71,13 +84,28 @@ def _publish(options: PublishOptions) -> int:
             unbound=[] if options.all_bound else options.unbound,
             hooks=hooks,
         )
+        manifest = msgspec.structs.replace(manifest, probes=probes)
         shown.say(f"publishing {options.model}/{options.label}")
         reply = asyncio.run(_send(options, manifest))
     if options.json:
         output.print_json({**_result(reply, manifest), "skipped": [{"name": item.name, "reason": item.reason} for item in shown.left_out]})
     else:
-        output.console().print(_told(options, _result(reply, manifest)), markup=False, end="", soft_wrap=True)
+        output.console().print(_told(options, _result(reply, manifest), manifest), markup=False, end="", soft_wrap=True)
     return Exit.OK
+
+
+def read_probes(path: Path) -> tuple[Probe, ...]:
+    """Raises UsageFault for a file that holds none, or none that can be published."""
+    hint = "raftmeta probe DIR --out FILE writes them"
+    try:
+        found = strict_json.load_object(path.read_bytes(), MAX_PROBES_FILE)
+        read = msgspec.convert(found, _ProbesFile).probes
+    except (OSError, RaftmetaError, msgspec.ValidationError) as cause:
+        raise UsageFault(f"--probes {path} cannot be read: {cause}", hint) from cause
+    fault = next(core_probes.faults(read), "" if read else "it holds no probe")
+    if fault:
+        raise UsageFault(f"--probes {path}: {fault}", hint)
+    return read
 
 
 async def _reach(options: PublishOptions) -> None:
@@ -128,7 +156,7 @@ def _result(reply: Reply, manifest: Manifest) -> dict[str, Any]:
     return {**reply, "created": reply.status == 201, "unbound": list(manifest.unbound), "sources": list(manifest.sources)}
 
 
-def _told(options: PublishOptions, result: dict[str, Any]) -> str:
+def _told(options: PublishOptions, result: dict[str, Any], manifest: Manifest) -> str:
     what = "published" if result["created"] else "already published with the same bytes"
     unbound = ", ".join(output.printable(name) for name in result["unbound"]) or "none"
     lines = [
@@ -137,6 +165,7 @@ def _told(options: PublishOptions, result: dict[str, Any]) -> str:
         f"vector root  {result['vector_root']}",
         f"size         {output.size(result['size_bytes'])} in {result['file_count']} files, {result['tensor_count']} tensors",
         f"unbound      {unbound}",
+        f"probes       {', '.join(probe.name for probe in manifest.probes) or 'none; `raftmeta probe` makes them'}",
         f"next         raftmeta activate DEPLOYMENT {options.label}",
     ]
     return "\n".join(lines) + "\n"

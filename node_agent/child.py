@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from raftmeta.core.errors import RaftmetaError
 # each taking back costs up to this long; with the default of 5 ms requests took 20 times as long (p99 1,400 ms instead of 330 ms).
 SWITCH_INTERVAL_S = 0.0001
 EXIT_CONFIG = 3  # as the command line's: a configuration file is wrong
-ROLES = ("front", "worker", "control")
+ROLES = ("front", "worker", "prober", "control")
+PROBER_NICE = 10  # a tenth of a worker's share where both want the same processor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +51,8 @@ def _run(role: str, runtime: Runtime, index: int, listen_fd: int) -> None:
             _run_front(runtime, listen_fd)
         case "worker":
             asyncio.run(_worker(runtime, index))
+        case "prober":
+            asyncio.run(_prober(runtime))
         case _:
             asyncio.run(_control(runtime))
 
@@ -71,6 +75,7 @@ async def _worker(runtime: Runtime, index: int) -> None:
 
     from node_agent.engine.hf import HfEngine
     from node_agent.host import Host
+    from node_agent.loading import Loader
     from node_agent.store import Store
     from node_agent.worker import Worker
 
@@ -78,9 +83,17 @@ async def _worker(runtime: Runtime, index: int) -> None:
     config = runtime.config
     torch.set_num_threads(config.threads)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    store = Store(config.store_dir, config.store_quota_bytes)
-    host = Host(index, (config.store_dir, config.arena_dir), store, {"hf": HfEngine})
+    loader = Loader(Store(config.store_dir, config.store_quota_bytes), {"hf": HfEngine})
+    host = Host(index, (config.store_dir, config.arena_dir), loader)
     await Worker(index, host).run(runtime)
+
+
+async def _prober(runtime: Runtime) -> None:
+    from node_agent.proving import run
+
+    os.nice(PROBER_NICE)
+    runtime.listen_for_stop()
+    await run(runtime)
 
 
 async def _control(runtime: Runtime) -> None:

@@ -71,7 +71,8 @@ class AgentConfig(settings.Settings):
     connection_limit: int = Field(default=1024, ge=1, le=100_000)
     drain_s: float = Field(default=1.0, ge=0, le=600)  # not ready before the listener closes, so that routers move on
     start_wait_s: Seconds = 10.0  # how long a fresh start waits for the control plane before it serves its pinned version
-    load_timeout_s: Seconds = 300.0  # one worker binding and warming one version
+    load_timeout_s: Seconds = 300.0  # one worker binding and warming one version, or the prober trying it
+    warm_limit_s: Seconds = 60.0  # of the first forward pass of a version; one that takes longer is refused
 
     store_quota_bytes: int = Field(default=1 << 40, ge=1 << 20)  # all blobs together
     slot_bytes: int = Field(default=0, ge=0)  # size of one slot; 0: the first version and a quarter more
@@ -79,6 +80,7 @@ class AgentConfig(settings.Settings):
     stage_bytes_per_s: int = Field(default=0, ge=0)  # moved beside requests, staging and scrub together; 0: a quarter of the memory's speed
     verify_max_age_s: float = Field(default=300.0, ge=0, le=86_400)  # what staging keeps is read again unless its vector is this young
     numa_nodes: tuple[Annotated[int, Field(ge=0, le=1023)], ...] = ()  # memory nodes that arenas lie on; none: anywhere
+    activation_bytes: int = Field(default=0, ge=0)  # one process beside the arena, at its peak; 0: as the prober saw the last version
     max_deployments: int = Field(default=8, ge=1, le=64)  # deployments this node takes part in; more are refused
     fetch_attempts: int = Field(default=4, ge=1, le=20)  # per source and byte range without progress
     fetch_timeout_s: Seconds = 30.0  # without a byte from a source

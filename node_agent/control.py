@@ -24,11 +24,12 @@ from node_agent.fetch import Fetcher, Patience
 from node_agent.ipc import Server
 from node_agent.journal import Journal
 from node_agent.loop import Bounds, ControlPlane, Loop
-from node_agent.messages import Fault, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered, Reply
+from node_agent.messages import Done, Fault, GetMetrics, GetPlan, GetStatus, GetVector, Json, Metrics, Numbered, Reply, SetCordon
 from node_agent.metrics import Meter
 from node_agent.page_cache import DropBehind
 from node_agent.peers import Peer
 from node_agent.provide import StoreProvider
+from node_agent.proving import kernel
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime, log
 from node_agent.s3_source import Buckets
@@ -72,6 +73,7 @@ class Answers:
         self._meter = Meter()
         gauge = self._meter.gauge  # a sample per deployment, of which a node has few
         self._reachable = gauge("control_plane_reachable", "Whether linearizable reads of the control plane are answered")
+        self._cordoned = gauge("cordoned", "Whether an operator took the node out of readiness")
         self._silent = gauge("control_plane_silent_seconds", "Since the control plane answered last")
         self._bytes = gauge("store_bytes", "All blobs of this node's store")
         self._verified = gauge("slots_verified", "Slots that hold a verified version", ("deployment",))
@@ -85,6 +87,11 @@ class Answers:
                 return Json(call.number, msgspec.json.encode(self._loop.status()))
             case GetVector():
                 return await self._vector(call)
+            case GetPlan():
+                return Json(call.number, msgspec.json.encode(await asyncio.to_thread(self._loop.plans)))
+            case SetCordon():
+                await asyncio.to_thread(self._loop.cordon, call.reason)
+                return Done(call.number)
             case GetMetrics():
                 await self._measure()
                 return Metrics(call.number, self._meter.families())
@@ -132,6 +139,7 @@ class Answers:
 
     async def _measure(self) -> None:
         self._reachable.set(self._loop.reachable)
+        self._cordoned.set(self._loop.is_cordoned)
         self._silent.set(self._loop.silent_s)
         self._bytes.set(await asyncio.to_thread(self._store.used_bytes))
         for labelled in (self._verified, self._converged, self._lag, self._stopped):
@@ -151,23 +159,35 @@ async def run(runtime: Runtime) -> None:
     budget = Budget(config.stage_bytes_per_s or DEFAULT_SHARE * memory_speed())
     log.info("background_budget", bytes_per_s=round(budget.bytes_per_s), threads=config.stage_threads)
     journal = Journal(config.store_dir, config.node)
-    max_age_ns = round(config.verify_max_age_s * 1e9)
-    places = Places(store, journal, config.arena_dir, config.slot_bytes, config.stage_threads, budget, config.numa_nodes, max_age_ns)
+    places = Places(
+        store,
+        journal,
+        config.arena_dir,
+        config.slot_bytes,
+        stage_threads=config.stage_threads,
+        budget=budget,
+        workers=config.workers,
+        activation_bytes=config.activation_bytes,
+        numa_nodes=config.numa_nodes,
+        verify_max_age_ns=round(config.verify_max_age_s * 1e9),
+    )
     _reclaim_abandoned(places)
     async with Client(config.member_urls, token=config.token(), ca_file=config.ca_file, timeout_s=PLANE_TIMEOUT_S) as client:
         plane = cast(ControlPlane, ClientPlane(client))
         bounds = Bounds(config.max_deployments, config.start_wait_s)
         loop = Loop(facts, Desired(Identity(config.node, runtime.boot_id)), places, plane, bounds)
         peers = [Peer(runtime.worker_socket(index), loop.kick) for index in range(config.workers)]
+        prober = Peer(runtime.prober_socket(), lambda: None)
         with httpx.Client(timeout=config.fetch_timeout_s, follow_redirects=False, trust_env=False) as http:
             fetcher = Fetcher(store, opener(config.artifact_roots, http, Buckets(config.s3).source), Patience(config.fetch_attempts))
             provider = StoreProvider(store, fetcher, plane, loop.keep)
-            means = Means(config.node, runtime.boot_id, plane, provider, Crew(peers, config.load_timeout_s))
+            crew = Crew(peers, prober, config.load_timeout_s)
+            means = Means(config.node, runtime.boot_id, plane, provider, crew, kernel())
             server = Server(Answers(loop, facts, store).answer, lambda: None)
             await server.start(runtime.control_socket())
             log.info("control_runs", boot_id=runtime.boot_id, members=config.member_urls)
             compiling = asyncio.create_task(asyncio.to_thread(backend))  # seconds, the first time on a machine; staging would wait for it
-            await _until_stopped(runtime, [loop.run(means), *(peer.keep_connected() for peer in peers)])
+            await _until_stopped(runtime, [loop.run(means), *(peer.keep_connected() for peer in (*peers, prober))])
             await server.stop()
             await compiling
 

@@ -9,8 +9,24 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from node_agent import failure
 from node_agent.ipc import CallFailed, ConnectionLost
-from node_agent.messages import NOT_LOADED, Acknowledge, Answering, Family, GetMetrics, Load, Metrics, Numbered, Release, Reply
+from node_agent.messages import (
+    NOT_LOADED,
+    Acknowledge,
+    Answering,
+    Family,
+    Fault,
+    GetMetrics,
+    Load,
+    MakeReady,
+    Metrics,
+    Numbered,
+    Prove,
+    Proved,
+    Release,
+    Reply,
+)
 from node_agent.peers import Peer
 from node_agent.plan import Target
 
@@ -23,17 +39,50 @@ class WorkersLag(Exception):
 
 
 class Crew:
-    def __init__(self, peers: Sequence[Peer], load_timeout_s: float) -> None:
+    def __init__(self, peers: Sequence[Peer], prober: Peer, load_timeout_s: float) -> None:
         self._peers = peers
+        self._prober = prober
         self._load_timeout_s = load_timeout_s
 
     def loaded(self, deployment: str, slot: int, target: Target) -> bool:
         """Every worker is here and holds this version in this slot."""
         return all(peer.connected and (slot, target.label, target.checksum) in _held(peer, deployment) for peer in self._peers)
 
+    async def make_ready(self) -> None:
+        """A version is on its way to the prober. Best effort: whoever is away or busy makes itself ready when it is asked to prove."""
+        if self._prober.connected:
+            await _call(self._prober, MakeReady, self._load_timeout_s)
+
+    async def prove(self, deployment: str, slot: int, target: Target) -> Proved:
+        """Try it where no request is. Raises CallFailed with what is wrong, WorkersLag when no prober answers in time."""
+        deadline = time.monotonic() + self._load_timeout_s
+        while not self._prober.connected:
+            if time.monotonic() >= deadline:
+                raise WorkersLag(f"no prober was there within {self._load_timeout_s:g} s")
+            await asyncio.sleep(POLL_S)
+        made = lambda number: Prove(number, deployment, slot, target.label, target.checksum)  # noqa: E731
+        result = await _call(self._prober, made, max(0.001, deadline - time.monotonic()))
+        if isinstance(result, ConnectionLost):
+            why = failure.make("warmup_failed", "warm", f"{deployment} {target.label}", "an answer", "the prober ended before it gave one")
+            raise CallFailed(Fault(0, 409, why.kind, why.detail, why))
+        if isinstance(result, CallFailed):
+            raise result
+        if not isinstance(result, Proved):
+            raise WorkersLag(f"the prober did not answer within {self._load_timeout_s:g} s")
+        return result
+
     async def load(self, deployment: str, slot: int, target: Target) -> None:
-        """Bind and warm in every worker. Raises CallFailed with the first refusal, WorkersLag past the time."""
-        await self._all(lambda number: Load(number, deployment, slot, target.label, target.checksum), self._load_timeout_s)
+        """Bind and warm in every worker, one after the other, so that most of them compute requests at any moment.
+
+        Raises CallFailed with the first refusal, WorkersLag past the time.
+        """
+        for peer in self._peers:
+            deadline = time.monotonic() + self._load_timeout_s
+            result = await self._until(peer, lambda n: Load(n, deployment, slot, target.label, target.checksum), deadline)
+            if isinstance(result, CallFailed):
+                raise result
+            if isinstance(result, Exception):
+                raise WorkersLag(f"a worker did not answer within {self._load_timeout_s:g} s")
 
     async def release(self, deployment: str, slot: int) -> None:
         """No request touches the slot outside the gate any more. A worker that is away loads anew and sees the slot's record."""
@@ -57,15 +106,6 @@ class Crew:
     async def families(self) -> list[tuple[Family, ...]]:
         replies = await asyncio.gather(*(_call(peer, GetMetrics, 1.0) for peer in self._peers))
         return [reply.families for reply in replies if isinstance(reply, Metrics)]
-
-    async def _all(self, make: Callable[[int], Numbered], timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        results = await asyncio.gather(*(self._until(peer, make, deadline) for peer in self._peers))
-        for result in results:
-            if isinstance(result, CallFailed):
-                raise result
-        if any(isinstance(result, Exception) for result in results):
-            raise WorkersLag(f"a worker did not answer within {timeout_s:g} s")
 
     async def _until(self, peer: Peer, make: Callable[[int], Numbered], deadline: float) -> Reply | Exception:
         """One worker's reply, over as many of its lives as fit before the deadline."""

@@ -79,7 +79,10 @@ class Front:
         """Empty when the node is ready."""
         if self.draining:
             return "the node is shutting down"
-        deployments = self._record.deployments()
+        record = self._record.record()
+        if record is not None and record.cordoned:
+            return f"cordoned: {record.cordoned}"
+        deployments = {} if record is None else record.deployments
         if not deployments:
             return "no deployment lists this node, or the control plane was never reached"
         reasons = [f"{name}: {reason}" for name, record in sorted(deployments.items()) if (reason := self._why_not(record))]

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from node_agent import failure, journal
-from node_agent.binding import SlotViews
 from node_agent.device.arena import Arena
 from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.port import SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
-from node_agent.engine.port import BadInput, Engine, EngineFault, Instance
+from node_agent.engine.port import BadInput, EngineFault, Instance
 from node_agent.failure import Failure
+from node_agent.loading import Loader, Wanted, require
 from node_agent.messages import (
     BAD_INPUT,
     NOT_LOADED,
@@ -44,7 +43,6 @@ from node_agent.messages import (
 )
 from node_agent.refusal import Refusal
 from node_agent.slots import WorkerGate
-from node_agent.store import Store
 from raftmeta.core.errors import RaftmetaError
 
 SLOTS = (0, 1)
@@ -114,12 +112,11 @@ class _Deployment:
 
 
 class Host:
-    def __init__(self, worker: int, places: tuple[Path, Path], store: Store, engines: Mapping[str, Callable[[], Engine]]) -> None:
+    def __init__(self, worker: int, places: tuple[Path, Path], loader: Loader) -> None:
         """`places`: the store directory, whose record names the deployments, and the arena directory."""
         self._worker = worker
         self._store_dir, self._arena_dir = places
-        self._store = store
-        self._engines = engines
+        self._loader = loader
         self._deployments: dict[str, _Deployment] = {}
         self._closed: dict[str, str] = {}  # deployments without memory to serve from, and why
 
@@ -252,26 +249,14 @@ class Host:
 
     def _load(self, name: str, slot: int, label: str, checksum: str) -> Bound:
         deployment = self._open(name)
-        record = deployment.arena.verified(slot)
-        if (record.checksum, record.version) != (checksum, label):
-            raise Refusal("slot_not_verified", f"slot {slot} of {name}", f"{label} ({checksum})", f"{record.version} ({record.checksum})")
+        wanted = Wanted(name, slot, label, checksum)
+        require(deployment.arena, wanted)
         bound = deployment.slots.get(slot)
         if bound is not None and (bound.label, bound.checksum) == (label, checksum):
             bound.instance.check()
             bound.instance.warm()
             return bound
-        snapshot = deployment.snapshots.load(slot, record.snapshot_digest)
-        manifest = self._store.manifest(checksum)
-        if snapshot is None or manifest is None:
-            missing = "snapshot of the slot" if snapshot is None else "manifest in the store"
-            raise Refusal("not_bindable", f"slot {slot} of {name}", f"a {missing}", "none")
-        if manifest.engine not in self._engines:
-            raise Refusal("not_bindable", f"version {label}", f"an engine of {', '.join(self._engines)}", manifest.engine)
-        fault = self._store.version_fault(checksum, manifest)
-        if fault:
-            raise Refusal("files_changed", f"files of {label}", "those of its manifest", fault, "bind")
-        views = SlotViews(deployment.arena.serving_view(slot), snapshot.layout)
-        instance = self._engines[manifest.engine]().load(self._store.version_dir(checksum), views, manifest.unbound)
+        instance = self._loader.load(deployment.arena, wanted).instance
         instance.warm()
         bound = Bound(label, checksum, instance)
         deployment.slots[slot] = bound

@@ -8,6 +8,7 @@ no process uses.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.inventory import ArenaFile, ArenaState
 from node_agent.ipc import CallFailed, ConnectionLost, Link
 from node_agent.journal import DeploymentRecord
-from node_agent.messages import GetStatus, Json
+from node_agent.messages import GetPlan, GetStatus, Json, Numbered, Reply, SetCordon
 from node_agent.refusal import Refusal
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
@@ -31,6 +32,7 @@ from raftmeta.cli.program import JsonOptions, command
 from raftmeta.core.errors import RaftmetaError
 
 CONTROL_S = 5.0
+MAX_REASON = 200  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,5 +220,74 @@ def _print(config: AgentConfig, seen: dict[str, Any]) -> None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CordonOptions(NodeOptions):
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Shown wherever the node says that it is not ready.")] = "by hand"
+    lift: Annotated[bool, typer.Option("--lift", help="Let the node be ready again.")] = False
+
+
+def _cordon(options: CordonOptions) -> int:
+    """Take a running node out of readiness, so that routers move on; it serves what still comes, stages and switches as before.
+
+    Stays until it is lifted, over restarts too.
+    """
+    reason = "" if options.lift else options.reason.strip()[:MAX_REASON]
+    if not options.lift and not reason:
+        raise UsageFault("--reason is empty", "say why, for whoever finds the node not ready")
+    _tell(options.load(), lambda number: SetCordon(number, reason))
+    if options.json:
+        output.print_json({"cordoned": bool(reason), "reason": reason})
+    else:
+        output.console().print(f"cordoned: {reason}" if reason else "no longer cordoned", markup=False)
+    return Exit.OK
+
+
+def _plan(options: NodeOptions) -> int:
+    """Show what a running node would do next, step by step, and what staging would move. Changes nothing."""
+    reply = _tell(options.load(), GetPlan)
+    plans = msgspec.json.decode(reply.body, type=dict[str, Any]) if isinstance(reply, Json) else {}
+    if options.json:
+        output.print_json(plans)
+        return Exit.OK
+    out = output.console()
+    rows: list[tuple[object, ...]] = []
+    for name, item in plans.items():
+        if item["refused"]:
+            out.print(f"{name}: {output.printable(item['refused'])}", markup=False)
+        rows += [(name, step["step"], step["version"], step.get("slot", ""), _moves(step)) for step in item["steps"]]
+    if rows:
+        out.print(output.table(("DEPLOYMENT", "STEP", "VERSION", "SLOT", "MOVES"), rows))
+    else:
+        out.print("nothing left to do", markup=False)
+    return Exit.OK
+
+
+def _moves(step: dict[str, Any]) -> str:
+    counters = step.get("counters")
+    if counters is None:
+        return str(step.get("unknown", ""))
+    read, copied, kept = (output.size(counters[name]) for name in ("bytes_read", "bytes_from_active", "bytes_kept"))
+    return f"{read} from the store, {copied} from the active slot, {kept} stay"
+
+
+def _tell(config: AgentConfig, make: Callable[[int], Numbered]) -> Reply:
+    """Control's answer. Raises RaftmetaError when no agent runs here."""
+
+    async def work() -> Reply:
+        link = Link(lambda push: None, lambda: None)
+        try:
+            await link.connect(names.control_socket(config.sockets_dir))
+            return await link.call(make, CONTROL_S)
+        except (OSError, ConnectionLost, TimeoutError) as cause:
+            detail = f"no agent answers at {names.control_socket(config.sockets_dir)}: {cause or type(cause).__name__}"
+            raise RaftmetaError("agent_unreachable", detail) from cause
+        finally:
+            await link.close()
+
+    return asyncio.run(work())
+
+
 inspect_node = command("agent inspect", NodeOptions, _inspect)
+plan = command("agent plan", NodeOptions, _plan)
+cordon = command("agent cordon", CordonOptions, _cordon)
 reclaim = command("agent reclaim", ReclaimOptions, _reclaim)

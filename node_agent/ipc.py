@@ -21,6 +21,7 @@ from node_agent.messages import MAX_FRAME_BYTES, Fault, Message, Numbered, Push,
 from node_agent.runtime import log
 
 MAX_CALLS = 1024  # open calls on one connection
+STOP_S = 1.0  # for the connections of a server that stops to end
 _HEAD = 4
 
 
@@ -151,6 +152,8 @@ class Server:
         self._greet = greet
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, path: Path) -> None:
         """Listen on a socket that only this user may use; one that a dead process left is replaced."""
@@ -161,11 +164,18 @@ class Server:
             self._server = await asyncio.start_unix_server(self._serve, short)
         path.chmod(0o600)
 
+    async def finish(self) -> None:
+        """Until every call that came so far is answered, and the answer is on its way."""
+        while self._answering:
+            await asyncio.wait(self._answering)
+
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
         for writer in tuple(self._writers):
             writer.close()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=STOP_S)  # they see the end of their connections
 
     def push(self, message: Push) -> None:
         data = frame(message)
@@ -176,6 +186,10 @@ class Server:
                 writer.write(data)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
         self._writers.add(writer)
         tasks: set[asyncio.Task[None]] = set()
         try:
@@ -186,8 +200,9 @@ class Server:
                 if not isinstance(message, Numbered) or len(tasks) >= MAX_CALLS:
                     break
                 task = asyncio.create_task(self._answer(message, writer))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
+                for group in (tasks, self._answering):
+                    group.add(task)
+                    task.add_done_callback(group.discard)
         except ConnectionLost:
             pass
         finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from node_agent.failure import Failure
+from node_agent.messages import Measured
 from node_agent.plan import Order, Target
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName, StageCounters
@@ -22,6 +23,7 @@ from raftmeta.durable import OsDisk, read_file, write_file
 
 FORMAT = "raftmeta-node-2"
 NAME = "node.state"
+MAX_PROOFS = 4
 
 
 class ChangeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +32,17 @@ class ChangeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str = ""
     counters: StageCounters = StageCounters()
     failure: Failure = Failure()  # set when it failed here
+
+
+class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the prober saw of a version on this node."""
+
+    checksum: str
+    kernel: str  # what computed it; another one proves nothing of this
+    warm_ms: int
+    peak_bytes: int
+    derived: dict[str, str]
+    measured: tuple[Measured, ...]
 
 
 class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +56,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pin: Target | None = None  # verified and served here last; what a start without control plane serves
     behind: bool = False  # the committed version is not on this node yet: not ready, though the old one serves
     change: ChangeRecord = ChangeRecord()
+    proofs: tuple[Proof, ...] = ()  # the newest last, at most MAX_PROOFS
     order_seen_ns: int = 0  # monotonic clock when the order of the fence was seen, 0 once every worker answered
     lag_ms: int = -1  # of the last switch: order seen to all workers answering
 
@@ -52,6 +66,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str = FORMAT
     deployments: dict[str, DeploymentRecord] = {}
     cluster_id: str = ""  # of the control plane that this node listens to, once it heard one
+    cordoned: str = ""  # why an operator took the node out of readiness, "" when nobody did
 
 
 class Journal:
@@ -77,6 +92,12 @@ class Journal:
     def drop(self, name: str) -> None:
         with self._lock:
             self._replace({key: value for key, value in self.record.deployments.items() if key != name})
+
+    def cordon(self, reason: str) -> None:
+        """Durable when this returns; "" lifts it."""
+        with self._lock:
+            if self.record.cordoned != reason:
+                self._write(msgspec.structs.replace(self.record, cordoned=reason))
 
     def join(self, cluster_id: str) -> None:
         """From now on this node listens to this cluster and no other."""
@@ -115,9 +136,13 @@ class Follower:
         self._found: NodeRecord | None = None
 
     def deployments(self) -> Mapping[str, DeploymentRecord]:
+        found = self.record()
+        return {} if found is None else found.deployments
+
+    def record(self) -> NodeRecord | None:
         with suppress(FileNotFoundError):
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns)
             if stamp != self._stamp:
                 self._found, self._stamp = read(self._directory), stamp
-        return {} if self._found is None else self._found.deployments
+        return self._found

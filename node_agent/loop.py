@@ -95,6 +95,19 @@ class Loop:
             self._facts, looks, {"reachable": self.reachable, "reason": self._why_lost, "silent_s": round(self.silent_s, 3)}
         )
 
+    def plans(self) -> dict[str, Any]:
+        """By deployment: the steps that are left, with what staging would move. Blocks, changes nothing."""
+        return {name: tender.preview() for name, tender in sorted(self._tenders.items())}
+
+    @property
+    def is_cordoned(self) -> bool:
+        return bool(self._places.journal.record.cordoned)
+
+    def cordon(self, reason: str) -> None:
+        """Durable. "" lifts it. What serves and what is staged goes on."""
+        self._places.journal.cordon(reason)
+        log.warning("cordoned" if reason else "uncordoned", reason=reason)
+
     def kick(self) -> None:
         for tender in self._tenders.values():
             tender.kick()

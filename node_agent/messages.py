@@ -119,6 +119,38 @@ class Loaded(Reply, frozen=True, tag="loaded"):
     milliseconds: int
 
 
+class MakeReady(Numbered, frozen=True, tag="make_ready"):
+    """To the prober: a version is on its way; load the libraries meanwhile."""
+
+
+class Prove(Numbered, frozen=True, tag="prove"):
+    """To the prober: try what a slot holds, before any worker does."""
+
+    deployment: str
+    slot: int
+    label: str
+    checksum: str
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One output of one probe. `value` is a relative error, a cosine, or a divergence; `holds` judges it against `limit`."""
+
+    probe: str
+    output: str
+    measure: str
+    value: float
+    limit: float
+    holds: bool
+    note: str = ""
+
+
+class Proved(Reply, frozen=True, tag="proved"):
+    derived: dict[str, str]  # as of Loaded
+    warm_ms: int  # of the first forward pass
+    peak_bytes: int  # by which the process's own memory grew at most
+    measured: tuple[Measured, ...]
+
+
 class Release(Numbered, frozen=True, tag="release"):
     """Forget a slot that is about to be rewritten, -1 for the whole deployment. Answered when no request can touch it any more."""
 
@@ -157,6 +189,16 @@ class GetVector(Numbered, frozen=True, tag="get_vector"):
     blocks: str  # with the block sums of this tensor, "" for none
 
 
+class GetPlan(Numbered, frozen=True, tag="get_plan"):
+    """What the node would do next, and what that would cost, without doing it."""
+
+
+class SetCordon(Numbered, frozen=True, tag="set_cordon"):
+    """Take the node out of readiness; it goes on serving and following. "" lifts it."""
+
+    reason: str
+
+
 class Json(Reply, frozen=True, tag="json"):
     body: bytes
 
@@ -183,8 +225,8 @@ class Metrics(Reply, frozen=True, tag="metrics"):
 
 
 _Any = (
-    Infer | Inferred | Fault | WorkerState | Load | Loaded | Release | Acknowledge | Answering | Done | GetStatus | GetVector | Json
-    | GetMetrics | Metrics
+    Infer | Inferred | Fault | WorkerState | Load | Loaded | MakeReady | Prove | Proved | Release | Acknowledge | Answering | Done
+    | GetStatus | GetVector | GetPlan | SetCordon | Json | GetMetrics | Metrics
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Any)

@@ -24,6 +24,10 @@ def worker_socket(run_dir: Path, index: int) -> Path:
     return run_dir / f"worker-{index}.sock"
 
 
+def prober_socket(run_dir: Path) -> Path:
+    return run_dir / "prober.sock"
+
+
 def control_socket(run_dir: Path) -> Path:
     return run_dir / "control.sock"
 

@@ -34,7 +34,7 @@ class Peer:
         """Runs until cancelled."""
         while True:
             lost = asyncio.Event()
-            link = Link(self._said, lost.set)
+            link = Link(self._said, lambda lost=lost: self._gone(lost))  # type: ignore[misc]
             try:
                 await link.connect(self._path)
             except OSError:
@@ -44,9 +44,12 @@ class Peer:
             try:
                 await lost.wait()
             finally:
-                self.served = ()
                 await link.close()
             self._changed()
+
+    def _gone(self, lost: asyncio.Event) -> None:
+        self.served = ()  # at once: who looks before the link is made again must not see what an ended process said
+        lost.set()
 
     def _said(self, push: Push) -> None:
         if isinstance(push, WorkerState):

@@ -36,6 +36,8 @@ REFUSALS: dict[str, ErrorClass] = {
     "uncovered_tensor": ErrorClass.INVALID,
     "left_on_meta": ErrorClass.INVALID,
     "derived_changed": ErrorClass.INTEGRITY,
+    "warmup_failed": ErrorClass.INVALID,
+    "probe_drift": ErrorClass.INTEGRITY,
 }
 
 
@@ -45,7 +47,7 @@ class Refusal(Exception):
     def __init__(self, kind: str, subject: str, expected: str, found: str, phase: str = "device") -> None:
         assert kind in REFUSALS, kind
         self.kind = kind
-        self.phase = phase  # device | plan | fill | verify | bind
+        self.phase = phase  # device | plan | fill | verify | bind | warm | probe
         self.subject = subject
         self.expected = expected
         self.found = found

@@ -44,6 +44,9 @@ class Runtime:
     def worker_socket(self, index: int) -> Path:
         return names.worker_socket(self.run_dir, index)
 
+    def prober_socket(self) -> Path:
+        return names.prober_socket(self.run_dir)
+
     def control_socket(self) -> Path:
         return names.control_socket(self.run_dir)
 

@@ -21,14 +21,14 @@ from consistency.vector import TensorVector, entry_of, root
 from node_agent import layout as layouts
 from node_agent import names, staging, staging_plan
 from node_agent.budget import Budget
-from node_agent.device import inventory
+from node_agent.device import headroom, inventory
 from node_agent.device.arena import SLOTS, Arena, ArenaUse
 from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import EMPTY_RECORD, Device, SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
 from node_agent.freshness import Freshness
-from node_agent.journal import ChangeRecord, DeploymentRecord, Journal
+from node_agent.journal import MAX_PROOFS, ChangeRecord, DeploymentRecord, Journal, Proof
 from node_agent.layout import Placement
 from node_agent.plan import Goal, Order, Seen, SlotSeen, Target
 from node_agent.pour import NoBlobs, Pace, pour
@@ -54,6 +54,8 @@ class Places:
     slot_bytes: int  # 0: the first version and a quarter more
     stage_threads: int = 1
     budget: Budget | None = None  # of whatever moves bytes beside requests
+    workers: int = 1  # that bind a module of a staged version; the prober does too, before them
+    activation_bytes: int = 0  # that one of them takes beside the arena; 0: what the prober saw of the last version
     numa_nodes: tuple[int, ...] = ()  # where an arena should lie
     verify_max_age_ns: int = 0  # a tensor whose vector was computed so lately is not read again when it stays where it is
     clock_ns: Callable[[], int] = time.monotonic_ns
@@ -211,6 +213,7 @@ class Station:
     def stage(self, target: Target, slot: int, order: Order, change: str, fetched: int) -> StageCounters:
         """Write and verify. Raises Refusal; the slot that serves is untouched."""
         device = CpuDevice(self._need_arena())
+        self._require_activations(target)
         self._switch.wait_drained(slot, time.monotonic() + DRAIN_S)
         try:
             known = self._freshness.take(slot)
@@ -245,6 +248,14 @@ class Station:
             raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
         self._freshness.note(slot, entries, known)
         self._checked[slot] = SlotCheck(record, change)
+
+    def proof(self, target: Target, kernel: str) -> Proof | None:
+        """What is known of this version on this node, computed by this kernel."""
+        return next((proof for proof in self.record.proofs if (proof.checksum, proof.kernel) == (target.checksum, kernel)), None)
+
+    def note_proof(self, proof: Proof) -> None:
+        others = [other for other in self.record.proofs if other.checksum != proof.checksum]
+        self.remember(proofs=(*others, proof)[-MAX_PROOFS:])
 
     def note_warm(self, slot: int, change: str) -> None:
         self._warmed[slot] = SlotCheck(self.slot_record(slot), change)
@@ -306,6 +317,14 @@ class Station:
             raise Refusal("source_failed", f"manifest of {target.label}", "one in the store", "none", "plan")
         digest = hashlib.sha256(pack(manifest)).hexdigest()
         return staging.StageOrder(target.label, target.checksum, manifest, digest, slot, self.active, order.generation, order.revision)
+
+    def _require_activations(self, target: Target) -> None:
+        """Beside the arena every process needs room for what a module allocates while it computes. Raises Refusal no_headroom."""
+        seen = max((proof.peak_bytes for proof in self.record.proofs), default=0)
+        each = self._places.activation_bytes or seen
+        processes = self._places.workers + 1
+        if each:
+            headroom.require_memory(each * processes, f"modules of {target.label} in {processes} processes of {each} bytes")
 
     def _pace(self) -> Pace:
         """At full speed while nothing serves; otherwise only what requests leave over."""

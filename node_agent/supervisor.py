@@ -62,7 +62,7 @@ class Supervisor:
         self._port = 0
         # workers before the front: its first request finds them; control last, since it asks workers to load
         self._children = [Child("worker", index) for index in range(config.workers)]
-        self._children += [Child("front", 0), Child("control", 0)]
+        self._children += [Child("front", 0), Child("prober", 0), Child("control", 0)]
 
     def run(self) -> int:
         """Returns the exit status once everything has stopped. Raises RaftmetaError when it cannot start."""
@@ -173,11 +173,11 @@ class Supervisor:
                 self._clear_worker(child)
             self._forget(child)
             now = time.monotonic()
-            steady = now - child.started >= STEADY_S
+            steady = now - child.started >= STEADY_S or (child.role == "prober" and status == 0)  # it ends after every proof
             child.failures = 1 if steady else child.failures + 1
             wait_s = start_wait_s(child.failures)
             child.start_at = now + wait_s
-            if not self._stopping:
+            if not self._stopping and status != 0:
                 log.error("process_ended", process=child.name, status=status, lived_s=round(now - child.started, 3), again_in_s=wait_s)
 
     def _clear_worker(self, child: Child) -> None:

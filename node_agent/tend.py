@@ -22,7 +22,7 @@ from node_agent.crew import Crew, WorkersLag
 from node_agent.failure import Failure
 from node_agent.fetch import BlobsRotten, Cancelled, FetchFailed
 from node_agent.ipc import CallFailed
-from node_agent.journal import ChangeRecord
+from node_agent.journal import ChangeRecord, Proof
 from node_agent.plan import (
     Attest,
     AwaitWorkers,
@@ -92,6 +92,7 @@ class Means:
     plane: Plane
     provider: Provider
     crew: Crew
+    kernel: str  # what computes on this node
 
 
 class Tender:
@@ -154,6 +155,28 @@ class Tender:
         goal = "" if self._goal is None or self._goal.committed is None else self._goal.committed.label
         return Look(record.name, record.model, record.side, slots, self._ready, record.lag_ms, goal, self.doing, self.trouble)
 
+    def preview(self) -> dict[str, Any]:
+        """The steps that are left, for an operator. Blocks, changes nothing."""
+        goal = self._goal
+        if goal is None:
+            return {"goal": "", "steps": [], "refused": "the control plane was not heard yet"}
+        made = self._plan_for(goal)
+        steps = [{"step": type(step).__name__, "version": step.target.label, **self._cost(step, goal)} for step in made.steps]
+        label = goal.committed.label if goal.committed else ""
+        return {"goal": label, "rollout": goal.change.id if goal.change else "", "steps": steps, "refused": made.refused}
+
+    def _plan_for(self, goal: Goal) -> Plan:
+        return plan(goal, self._see(goal))
+
+    def _cost(self, step: Step, goal: Goal) -> dict[str, Any]:
+        """Of staging, if what it consists of is on this node already."""
+        if not isinstance(step, StageInto):
+            return {"slot": step.slot} if isinstance(step, Verify | Warm | SwitchTo) else {}
+        try:
+            return {"slot": step.slot, "counters": report.counters(self.station.kept_counters(step.target, step.slot, goal.order))}
+        except Refusal as refusal:
+            return {"slot": step.slot, "unknown": refusal.detail}
+
     # --- one round
 
     async def _advance(self, goal: Goal) -> float:
@@ -191,13 +214,17 @@ class Tender:
     def _plan(self, goal: Goal) -> tuple[Plan, Seen]:
         if goal.change is not None:
             self.station.change_record(goal.change.id)
+        seen = self._see(goal)
+        return plan(goal, seen), seen
+
+    def _see(self, goal: Goal) -> Seen:
         seen = self.station.look(goal, lambda slot, target: self._means.crew.loaded(goal.deployment, slot, target))
         answering = self._answering
         if answering is not None and answering[1] == self.station.block.active()[1]:
             seen = seen._replace(answering=answering[0])
         if goal.change is not None and self._said is not None and self._said[0] == goal.change.id:
             seen = seen._replace(said=self._said[1])
-        return plan(goal, seen), seen
+        return seen
 
     async def _failed(self, step: Step, goal: Goal, trouble: Trouble) -> float:
         self._tries += 1
@@ -248,6 +275,13 @@ class Tender:
         log.info("fetched", deployment=goal.deployment, version=step.target.label, bytes=fetched)
 
     async def _stage(self, step: StageInto, goal: Goal) -> None:
+        readying = asyncio.create_task(self._means.crew.make_ready())
+        try:
+            await self._stage_slot(step, goal)
+        finally:
+            readying.cancel()
+
+    async def _stage_slot(self, step: StageInto, goal: Goal) -> None:
         manifest = await self._means.provider.manifest(step.target)
         if not await asyncio.to_thread(self.station.has_room, manifest):
             await self._means.crew.release(goal.deployment, -1)
@@ -275,8 +309,19 @@ class Tender:
             self._readying = False
         if self._cancel.is_set():
             raise Cancelled
+        await self._prove(step, goal)
         await self._means.crew.load(goal.deployment, step.slot, step.target)
         self.station.note_warm(step.slot, _change_id(goal))
+
+    async def _prove(self, step: Warm, goal: Goal) -> None:
+        """Once per version and kernel: a roll-back and a restart go on what was seen before."""
+        kernel = self._means.kernel
+        if self.station.proof(step.target, kernel) is not None:
+            return
+        found = await self._means.crew.prove(goal.deployment, step.slot, step.target)
+        proof = Proof(step.target.checksum, kernel, found.warm_ms, found.peak_bytes, found.derived, found.measured)
+        await asyncio.to_thread(self.station.note_proof, proof)
+        log.info("proved", deployment=goal.deployment, version=step.target.label, warm_ms=found.warm_ms, probes=len(found.measured))
 
     async def _switch(self, step: SwitchTo, goal: Goal) -> None:
         done = await asyncio.to_thread(self.station.switch, step.target, step.slot, step.order, self._seen_ns[1])

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from node_agent.host import Host
 from node_agent.ipc import Server
+from node_agent.memory import private_bytes
 from node_agent.messages import (
     NOTHING_SERVES,
     Acknowledge,
@@ -116,12 +117,3 @@ class Worker:
 
     def _state(self) -> WorkerState:
         return WorkerState(self._index, os.getpid(), self._host.served())
-
-
-def private_bytes() -> int:
-    """Anonymous resident memory: what this process holds beside files and shared memory."""
-    with open("/proc/self/status", encoding="ascii") as status:
-        for line in status:
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return 0

@@ -39,6 +39,7 @@ MANIFEST: dict[str, Any] = {
         }
     ],
     "unbound": [],
+    "probes": [],
     "vector_root": VECTOR_ROOT,
     "sources": ["https://models.example/sentence-encoder/1.4.0/"],
 }
@@ -176,6 +177,7 @@ CLUSTER = {
     "journal_bytes": 81920,
     "snapshot_index": 0,
     "sync_ms": 0.41,
+    "clock_offset_ms": 3,
     "fault": "",
     "caught_up": True,
     "generation": 1,

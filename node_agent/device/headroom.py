@@ -29,6 +29,14 @@ def require(directory: Path, size: int, limits: tuple[Limit, ...] | None = None)
         raise Refusal("no_headroom", f"arena in {directory}", f"{size} bytes", found)
 
 
+def require_memory(size: int, subject: str, limits: tuple[Limit, ...] | None = None) -> None:
+    """For what processes allocate beside the arena, which is allocated already. Raises Refusal no_headroom, phase plan."""
+    short = [limit for limit in (tuple(find_memory()) if limits is None else limits) if limit.free_bytes < size]
+    if short:
+        found = "; ".join(f"{limit.free_bytes} bytes left in {limit.what}" for limit in short)
+        raise Refusal("no_headroom", subject, f"{size} bytes beside the arena", found, "plan")
+
+
 def find(directory: Path) -> Iterator[Limit]:
     """Every limit that holds for a new file in this directory."""
     stats = os.statvfs(directory)
@@ -39,6 +47,11 @@ def find(directory: Path) -> Iterator[Limit]:
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if soft != resource.RLIM_INFINITY:
         yield Limit("the file size limit of this process (RLIMIT_FSIZE, systemd LimitFSIZE=)", soft)
+    yield from find_memory()
+
+
+def find_memory() -> Iterator[Limit]:
+    """Every limit that holds for memory of any kind."""
     yield Limit("the memory of this machine (MemAvailable of /proc/meminfo)", _available_bytes())
     yield from _control_groups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
 

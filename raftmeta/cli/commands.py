@@ -54,6 +54,20 @@ COMMANDS: dict[str, CommandInfo] = {
         LOOK,
         "agent-hf",
     ),
+    "agent plan": CommandInfo(
+        "node_agent.inspect_command:plan",
+        "Show what a node would do next, and what it would move",
+        "raftmeta agent plan --config ./cluster/agents/node-a/agent.toml",
+        LOOK,
+        "agent-hf",
+    ),
+    "agent cordon": CommandInfo(
+        "node_agent.inspect_command:cordon",
+        "Take a node out of readiness, or let it back with --lift",
+        "raftmeta agent cordon --config ./cluster/agents/node-a/agent.toml --reason 'fan replaced'",
+        RUN,
+        "agent-hf",
+    ),
     "agent reclaim": CommandInfo(
         "node_agent.inspect_command:reclaim",
         "Remove arenas that no process uses from a node's shared memory",
@@ -66,6 +80,13 @@ COMMANDS: dict[str, CommandInfo] = {
         "Publish a directory of weights as a version of a model",
         "raftmeta publish ./minilm-v2 --model minilm --label 2.0.0",
         CHANGE,
+    ),
+    "probe": CommandInfo(
+        "node_agent.probe_command:main",
+        "Run a directory of weights and write its answers down, which nodes then have to match",
+        "raftmeta probe ./minilm-v2 --out probes.json",
+        CHANGE,
+        "agent-hf",
     ),
     "deploy": CommandInfo(
         "raftmeta.cli.deploy:deploy",

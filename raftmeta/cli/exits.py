@@ -64,6 +64,7 @@ _HINTS = {
     "no_quorum": "is a member running there? `raftmeta server` starts one; --url or --config names others",
     "not_applied": "nothing was changed; is a member running there? `raftmeta cluster status` shows it",
     "unknown_outcome": "it may have been applied; look with `raftmeta status` before you repeat it",
+    "agent_unreachable": "`raftmeta agent --config FILE` starts it; `raftmeta agent inspect` shows what it left",
     "compacted": "start again from the present: leave --from away",
     "quota_exceeded": "delete versions that nothing names any more",
 }

@@ -81,6 +81,7 @@ CODES: dict[str, CodeInfo] = {
     "stale": CodeInfo(_U, 503, "This member is staler than max_stale_ms allows"),
     "revision_not_reached": CodeInfo(_U, 503, "This member has not applied min_revision yet"),
     "overloaded": CodeInfo(_U, 503, "The member's queue is full"),
+    "agent_unreachable": CodeInfo(_U, 503, "No agent answers on this machine"),
     "starting": CodeInfo(_U, 503, "The member is not ready yet"),
     "shutting_down": CodeInfo(_U, 503, "The member is shutting down"),
     # capacity

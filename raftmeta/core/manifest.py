@@ -1,8 +1,9 @@
 """A manifest: the files and tensors of one version, with sizes and digests. Pure.
 
 The digests bind everything: `weights_digest` the name, dtype, shape and bytes of every tensor, `config_digest` everything else that changes
-an answer (the other files, the engine, the tensors declared unbound), `checksum` both. `faults` judges a manifest against itself; whoever
-proposes a publish has run it, apply never decodes a manifest. Where the bytes come from (`sources`) is not part of any digest.
+an answer or its acceptance (the other files, the engine, the tensors declared unbound, the probes), `checksum` both. `faults` judges a
+manifest against itself; whoever proposes a publish has run it, apply never decodes a manifest. Where the bytes come from (`sources`) is not
+part of any digest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
+from raftmeta.core import probes
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.probes import Probe
 from raftmeta.core.types import VersionSummary
 
 FORMAT = "raftmeta-manifest-1"
@@ -81,6 +84,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unbound: tuple[str, ...]  # sorted names of tensors that no module takes
     vector_root: str
     sources: tuple[str, ...]  # base URLs (file:///dir/, http(s)://host/dir/ or s3://bucket/prefix/), tried in order
+    probes: tuple[Probe, ...] = ()  # what a node has to answer before it may serve
 
 
 def faults(manifest: Manifest) -> list[str]:
@@ -124,7 +128,7 @@ def weights_digest(manifest: Manifest) -> str:
 
 
 def config_digest(manifest: Manifest) -> str:
-    """SHA-256 over the engine, every file that holds no weights, and the unbound names, lengths first."""
+    """SHA-256 over the engine, every file that holds no weights, the unbound names, and the probes if any, lengths first."""
     sha = hashlib.sha256(b"raftmeta config 1\0")
     sha.update(_framed(manifest.engine))
     for file in manifest.files:
@@ -132,6 +136,8 @@ def config_digest(manifest: Manifest) -> str:
             sha.update(_framed(file.name, file.role, file.sha256))
     for name in manifest.unbound:
         sha.update(_framed("unbound", name))
+    if manifest.probes:  # versions without any keep the digest that they had before there were probes
+        sha.update(_framed("probes", probes.digest(manifest.probes)))
     return sha.hexdigest()
 
 
@@ -243,6 +249,7 @@ def _all_faults(manifest: Manifest) -> Iterator[str]:
     for name in manifest.unbound:
         if name not in names:
             yield f"unbound names {name!r}, which is no tensor of the manifest"
+    yield from probes.faults(manifest.probes)
     for source in manifest.sources:
         fault = source_fault(source)
         if fault:

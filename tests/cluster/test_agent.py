@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 pytest.importorskip("transformers")
 
 from node_agent.device import inventory
+from node_agent.probe_command import TEXTS, ProbeOptions, answers
 from tests.support.agent_process import BODY, PATIENCE_S, AgentProcess, Driver, OpenLoop, Tally, embedding, is_answer_of, manifest_of
 from tests.support.fake_control_plane import FakeControlPlane
 from tests.support.shm import shm_directory
@@ -216,6 +218,25 @@ def test_a_file_that_changed_after_publishing_fails_the_rollout_and_leaves_what_
     node.agent.until_ready()
 
 
+def test_a_version_that_answers_other_than_its_publisher_said_never_reaches_a_worker(node: Node) -> None:
+    directory = write_encoder(node.artifacts / "probed", 7)
+    manifest = manifest_of(directory)
+    right = answers(directory, TEXTS, ProbeOptions(directory=directory))
+    other = answers(node.artifacts / "v1", TEXTS, ProbeOptions(directory=directory))
+    node.driver.publish("7.0.0", msgspec.structs.replace(manifest, probes=(right,)))
+    node.driver.publish("7.0.1", msgspec.structs.replace(manifest, probes=(msgspec.structs.replace(other, name="of-another"),)))
+
+    def work() -> None:
+        rollout = node.driver.activate("7.0.1")
+        assert (rollout["status"], rollout["failure"]["code"]) == ("failed", "probe_drift"), rollout
+        assert "of-another" in rollout["failure"]["detail"]
+
+    tally = node.under_load(work)
+    assert tally.lost == [] and set(tally.versions) == {"1.0.0"}
+    assert node.driver.activate("7.0.0")["status"] == "done", node.agent.log[-3000:]
+    assert "proved" in node.agent.log
+
+
 def test_a_source_outside_the_artifact_roots_is_refused(node: Node, tmp_path: Path) -> None:
     node.driver.publish("8.0.0", manifest_of(write_encoder(tmp_path / "elsewhere", 8)))
     rollout = node.driver.activate("8.0.0")
@@ -253,7 +274,7 @@ def test_a_second_agent_on_the_same_store_is_refused(node: Node) -> None:
 
 def test_nothing_outlives_a_killed_supervisor_and_a_stopped_one_answers_what_it_took(node: Node) -> None:
     children = node.agent.children()
-    assert sorted(children.values()) == ["control", "front", "worker", "worker"]
+    assert sorted(children.values()) == ["control", "front", "prober", "worker", "worker"]
     node.agent.close()  # SIGKILL
     until(lambda: _all_ended(children))
     node.agent.start()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from node_agent.crew import Crew, WorkersLag
 from node_agent.fetch import BlobsRotten, Cancelled
+from node_agent.messages import Measured, Proved
+from node_agent.peers import Peer
 from node_agent.plan import Target
 from node_agent.station import Station
 from raftmeta.core.errors import RaftmetaError
@@ -20,7 +23,9 @@ class FakeCrew(Crew):
     """Workers that do as they are told, unless a test says otherwise."""
 
     def __init__(self) -> None:
-        super().__init__([], 1.0)
+        super().__init__([], Peer(Path("/nonexistent"), lambda: None), 1.0)
+        self.proved: list[str] = []
+        self.drift: Exception | None = None
         self.slots: dict[int, Target] = {}
         self.loads: list[tuple[int, str]] = []
         self.released: list[int] = []
@@ -31,6 +36,15 @@ class FakeCrew(Crew):
     def loaded(self, deployment: str, slot: int, target: Target) -> bool:
         held = self.slots.get(slot)
         return held is not None and (held.label, held.checksum) == (target.label, target.checksum)
+
+    async def make_ready(self) -> None:
+        pass
+
+    async def prove(self, deployment: str, slot: int, target: Target) -> Proved:
+        self.proved.append(target.label)
+        if self.drift is not None:
+            raise self.drift
+        return Proved(0, {}, 12, 345, (Measured("p", "y", "cosine", 1.0, 0.999, True),))
 
     async def load(self, deployment: str, slot: int, target: Target) -> None:
         self.loads.append((slot, target.label))

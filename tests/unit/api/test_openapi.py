@@ -51,6 +51,7 @@ def test_every_error_that_an_operation_names_exists_and_every_code_is_used_or_kn
         "gate_not_met",  # of the controller's own commands
         "feature_level_unsupported",
         "directory_refused",
+        "agent_unreachable",  # of the command line on a node
         "starting",  # readiness shows it without a code
         "integrity",  # ends the process
     }

@@ -148,3 +148,39 @@ def test_nothing_is_read_when_no_member_answers_or_knows_who_asks(
 def test_a_wrong_command_line_exits_3_before_anything_is_read(stub: StubServer, tmp_path: Path, words: list[str]) -> None:
     assert run(stub, tmp_path / "not there", *words) == 3
     assert stub.requests == []
+
+
+PROBE = {
+    "name": "texts",
+    "measure": "cosine",
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["hello"]}],
+    "outputs": [{"name": "embedding", "datatype": "FP32", "shape": [1, 1], "data": "AACAPw=="}],
+}
+
+
+def test_probes_of_a_file_become_part_of_the_manifest(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root.parent / "probes.json").write_text(json.dumps({"probes": [PROBE]}))
+    assert run(stub, root, "--all-bound", "--probes", str(root.parent / "probes.json")) == 0
+    (probe,) = sent(stub).probes
+    assert (probe.name, probe.inputs[0].data, probe.outputs[0].data) == ("texts", ("hello",), b"\0\0\x80\x3f")
+    assert "probes       texts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("{}", "required field"),
+        ('{"probes": []}', "holds no probe"),
+        ("not json", "cannot be read"),
+        (json.dumps({"probes": [PROBE, PROBE]}), "same name"),
+        (json.dumps({"probes": [PROBE | {"measure": "vibes"}]}), "vibes"),
+        (json.dumps({"probes": [PROBE | {"surprise": 1}]}), "unknown field"),
+    ],
+)
+def test_a_file_without_sound_probes_is_a_usage_error_and_nothing_is_sent(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str], content: str, fault: str
+) -> None:
+    (root.parent / "probes.json").write_text(content)
+    assert run(stub, root, "--all-bound", "--probes", str(root.parent / "probes.json")) == 3
+    assert fault in capsys.readouterr().err
+    assert stub.requests == []

@@ -18,8 +18,12 @@ from node_agent.messages import (
     GetMetrics,
     Load,
     Loaded,
+    MakeReady,
+    Measured,
     Metrics,
     Numbered,
+    Prove,
+    Proved,
     Release,
     Reply,
     Served,
@@ -71,15 +75,40 @@ class FakeWorker:
                 raise AssertionError(call)
 
 
+class FakeProber:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reply: Callable[[Prove], Reply] = lambda call: Proved(call.number, {}, 5, 6, (Measured("p", "y", "close", 0.0, 0.1, True),))
+        self.dies = False
+        self.calls: list[Numbered] = []
+        self.server = Server(self._answer, lambda: None)
+
+    async def start(self) -> None:
+        self.server = Server(self._answer, lambda: None)
+        await self.server.start(self.path)
+
+    async def _answer(self, call: Numbered) -> Reply:
+        self.calls.append(call)
+        if isinstance(call, MakeReady):
+            return Done(call.number)
+        if self.dies:
+            await self.server.stop()
+            await asyncio.sleep(60)
+        assert isinstance(call, Prove)
+        return self.reply(call)
+
+
 class Scene:
     def __init__(self, root: Path, load_timeout_s: float = 10.0) -> None:
         self.workers = [FakeWorker(root / f"w{index}", index) for index in range(2)]
         self.peers = [Peer(worker.path, lambda: None) for worker in self.workers]
-        self.crew = Crew(self.peers, load_timeout_s)
+        self.prober = FakeProber(root / "prober")
+        self.prober_peer = Peer(self.prober.path, lambda: None)
+        self.crew = Crew(self.peers, self.prober_peer, load_timeout_s)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Scene:
-        self._tasks = [asyncio.create_task(peer.keep_connected()) for peer in self.peers]
+        self._tasks = [asyncio.create_task(peer.keep_connected()) for peer in (*self.peers, self.prober_peer)]
         return self
 
     async def start(self, *indexes: int) -> None:
@@ -93,6 +122,7 @@ class Scene:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for worker in self.workers:
             await worker.server.stop()
+        await self.prober.server.stop()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -177,5 +207,57 @@ def test_releasing_asks_those_that_are_here(tmp_path: Path) -> None:
         await scene.start(0)
         await scene.crew.release("search", 1)
         assert [(type(call), call.slot) for call in scene.workers[0].calls if isinstance(call, Release)] == [(Release, 1)]
+
+    run(tmp_path, work)
+
+
+def test_workers_load_one_after_the_other(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0, 1)
+        scene.workers[0].refuse = "no_memory"
+        with pytest.raises(CallFailed, match="no_memory"):
+            await scene.crew.load("search", 0, V1)
+        assert scene.workers[1].calls == [], "the second computes requests while the first loads"
+
+    run(tmp_path, work)
+
+
+def test_a_version_is_tried_by_the_prober_which_is_waited_for(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        proving = asyncio.create_task(scene.crew.prove("search", 1, V1))
+        await asyncio.sleep(0.1)
+        assert not proving.done()
+        await scene.prober.start()
+        proved = await proving
+        assert (proved.warm_ms, proved.peak_bytes, proved.measured[0].probe) == (5, 6, "p")
+        (call,) = scene.prober.calls
+        assert isinstance(call, Prove) and (call.deployment, call.slot, call.label, call.checksum) == ("search", 1, "1.0.0", "1" * 64)
+
+    run(tmp_path, work)
+
+
+def test_a_prober_that_refuses_ends_or_stays_away_is_told_apart(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        with pytest.raises(WorkersLag, match="no prober"):
+            await scene.crew.prove("search", 1, V1)
+        await scene.prober.start()
+        await scene.until(lambda: scene.prober_peer.connected)
+        scene.prober.reply = lambda call: Fault(call.number, 409, "probe_drift", "cosine 0.2")
+        with pytest.raises(CallFailed, match="probe_drift"):
+            await scene.crew.prove("search", 1, V1)
+        scene.prober.dies = True
+        with pytest.raises(CallFailed, match=r"warmup_failed.*the prober ended"):
+            await scene.crew.prove("search", 1, V1)
+
+    run(tmp_path, work, load_timeout_s=0.5)
+
+
+def test_a_prober_is_told_of_a_version_on_its_way_only_when_it_is_there(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.crew.make_ready()
+        await scene.prober.start()
+        await scene.until(lambda: scene.prober_peer.connected)
+        await scene.crew.make_ready()
+        assert [type(call) for call in scene.prober.calls] == [MakeReady]
 
     run(tmp_path, work)

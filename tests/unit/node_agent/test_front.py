@@ -328,6 +328,10 @@ def test_ready_says_why_not(tmp_path: Path) -> None:
         scene.journal.put(msgspec.structs.replace(RECORD, name="other", pin=None))
         assert "other: no version was activated yet" in await reason()
         scene.journal.drop("other")
+        scene.journal.cordon("fan replaced")
+        assert await reason() == "cordoned: fan replaced"
+        assert (await scene.infer()).status_code == 200, "what still comes is served"
+        scene.journal.cordon("")
         scene.journal.drop("search")
         assert "no deployment lists this node" in await reason()
         assert (await scene.http.get("/v2/health/live")).status_code == 200

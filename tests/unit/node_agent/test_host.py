@@ -14,6 +14,7 @@ from node_agent.binding import SlotViews
 from node_agent.config import AgentConfig
 from node_agent.engine.port import BadInput, EngineFault
 from node_agent.host import Host
+from node_agent.loading import Loader
 from node_agent.messages import (
     Acknowledge,
     Answering,
@@ -88,7 +89,7 @@ class Scene:
         self.host = self.fresh_host()
 
     def fresh_host(self, worker: int = 0) -> Host:
-        return Host(worker, (self.memory.root, self.memory.arena_dir), self.memory.store, {"fake": FakeEngine})
+        return Host(worker, (self.memory.root, self.memory.arena_dir), Loader(self.memory.store, {"fake": FakeEngine}))
 
     def stage(self, number: int, slot: int) -> Version:
         version = self.versions[number]
@@ -321,7 +322,7 @@ def test_a_deployment_that_the_record_does_not_name_is_not_loaded(scene: Scene) 
 def test_an_engine_that_this_build_lacks_is_refused_by_name(scene: Scene) -> None:
     scene.stage(1, 0)
     scene.host.close()
-    scene.host = Host(0, (scene.memory.root, scene.memory.arena_dir), scene.memory.store, {})
+    scene.host = Host(0, (scene.memory.root, scene.memory.arena_dir), Loader(scene.memory.store, {}))
     reply = scene.load(1, 0)
     assert code(reply) == "not_bindable" and isinstance(reply, Fault) and "fake" in reply.detail
 

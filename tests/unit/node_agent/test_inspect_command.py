@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +12,18 @@ import msgspec
 import pytest
 
 from node_agent import config as configuration
-from node_agent import failure, names
+from node_agent import failure, names, report
 from node_agent.device.arena import Arena, ArenaUse
 from node_agent.device.control_block import ControlBlock
 from node_agent.device.port import SlotRecord
 from node_agent.inspect_command import look
+from node_agent.ipc import Server
 from node_agent.journal import DeploymentRecord, Journal
+from node_agent.messages import Done, GetPlan, Json, Numbered, Reply, SetCordon
 from node_agent.plan import Order, Target
 from node_agent.slots import Switch
 from raftmeta.cli.main import main
-from raftmeta.core.types import SideName
+from raftmeta.core.types import SideName, StageCounters
 from tests.unit.node_agent.test_arena import rewrite_header
 
 TARGET = Target("tiny", "2.0.0", "c" * 64, "d" * 64)
@@ -147,3 +153,74 @@ def test_the_record_shows_a_failed_change(node: Node) -> None:
     change = msgspec.structs.replace(node.record.change, id="r1", failure=failure.make("no_headroom", "plan", "slot", "2", "1"))
     Journal(node.store, "n1").put(msgspec.structs.replace(node.record, change=change))
     assert node.look()["deployments"][0]["change"]["failure"]["kind"] == "no_headroom"
+
+
+class Control:
+    """A control process as the command line finds it."""
+
+    def __init__(self, node: Node) -> None:
+        self.socket = names.control_socket(node.store / "run")
+        self.cordons: list[str] = []
+        self.plans = {
+            "search": {
+                "goal": "2.0.0",
+                "rollout": "r1",
+                "refused": "",
+                "steps": [
+                    {"step": "Fetch", "version": "3.0.0"},
+                    {"step": "StageInto", "version": "3.0.0", "slot": 0, "counters": report.counters(StageCounters(bytes_read=10_000_000))},
+                    {"step": "Warm", "version": "3.0.0", "slot": 0},
+                ],
+            }
+        }
+
+    async def answer(self, call: Numbered) -> Reply:
+        if isinstance(call, SetCordon):
+            self.cordons.append(call.reason)
+            return Done(call.number)
+        assert isinstance(call, GetPlan)
+        return Json(call.number, json.dumps(self.plans).encode())
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self.socket.parent.mkdir()
+        loop = asyncio.new_event_loop()
+        server = Server(self.answer, lambda: None)
+        loop.run_until_complete(server.start(self.socket))
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+
+def test_a_plan_is_shown_step_by_step_with_what_it_moves(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    control = Control(node)
+    with control.running():
+        status, text = run(capsys, "plan", "--config", str(node.file))
+        assert status == 0
+        assert [line.split()[1] for line in text.splitlines()[1:]] == ["Fetch", "StageInto", "Warm"]
+        assert "10.0 MB from the store" in text
+        assert json.loads(run(capsys, "plan", "--json", "--config", str(node.file))[1]) == control.plans
+        control.plans = {"search": {"goal": "", "rollout": "", "refused": "the order is older", "steps": []}}
+        text = run(capsys, "plan", "--config", str(node.file))[1]
+        assert "search: the order is older" in text and "nothing left to do" in text
+
+
+def test_a_cordon_is_set_with_its_reason_and_lifted(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    control = Control(node)
+    with control.running():
+        assert run(capsys, "cordon", "--config", str(node.file), "--reason", "fan replaced")[0] == 0
+        assert run(capsys, "cordon", "--config", str(node.file), "--lift", "--json") == (0, '{"cordoned": false, "reason": ""}\n')
+        assert run(capsys, "cordon", "--config", str(node.file), "--reason", "  ")[0] == 3
+    assert control.cordons == ["fan replaced", ""]
+
+
+@pytest.mark.parametrize("words", [("plan",), ("cordon",), ("cordon", "--lift")])
+def test_without_an_agent_there_is_nothing_to_ask_or_change(node: Node, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert main(["agent", *words, "--config", str(node.file)]) == 2
+    assert "agent_unreachable" in capsys.readouterr().err

@@ -111,7 +111,7 @@ class Scene:
 
     async def until(self, holds: Callable[[], bool], what: str = "") -> None:
         """While the loop runs. A crew that is asked about any deployment looks at that one's memory."""
-        task = asyncio.create_task(self.loop.run(Means("n1", "boot-1", self.plane, self.provider, self.crew)))
+        task = asyncio.create_task(self.loop.run(Means("n1", "boot-1", self.plane, self.provider, self.crew, "kernel 1")))
         try:
             async with asyncio.timeout(15):
                 while not holds():

@@ -11,8 +11,11 @@ import pytest
 
 from node_agent import failure
 from node_agent.crew import WorkersLag
+from node_agent.device import headroom
+from node_agent.device.headroom import Limit
 from node_agent.fetch import BlobsRotten, FetchFailed
 from node_agent.ipc import CallFailed
+from node_agent.journal import Proof
 from node_agent.messages import Fault
 from node_agent.plan import Change, Goal, Order, Target
 from node_agent.refusal import Refusal
@@ -44,7 +47,7 @@ class Scene:
         """A control process begins, as after a crash of the one before."""
         self.station = self.memory.station()
         self.crew.station = self.station
-        self.tender = Tender(self.station, Means("n1", "boot-1", self.plane, self.provider, self.crew))
+        self.tender = Tender(self.station, Means("n1", "boot-1", self.plane, self.provider, self.crew, "kernel 1"))
 
     def close(self) -> None:
         self.station.close()
@@ -434,5 +437,80 @@ def test_files_that_a_worker_finds_changed_are_mended_and_tried_again(scene: Sce
         await scene.rest(scene.goal(None, change))
         assert scene.last()["stage"] == "ready"
         assert len(scene.provider.readied) == len(scene.crew.loads) > 2
+
+    run(work)
+
+
+def test_a_version_is_tried_once_before_the_workers_make_modules_of_it_and_the_proof_is_kept(scene: Scene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        await scene.roll(1, 2)
+        await scene.roll(2, 1)
+        assert scene.crew.proved == ["1.0.0", "2.0.0"], "a roll-back goes on what was seen before"
+        scene.close()
+        scene.take_over()
+        assert scene.station.proof(scene.target(1), "kernel 1") is not None
+        assert scene.station.proof(scene.target(1), "kernel 2") is None
+        assert [proof.warm_ms for proof in scene.station.record.proofs] == [12, 12]
+
+    run(work)
+
+
+def test_a_version_that_answers_otherwise_fails_its_rollout_and_reaches_no_worker(scene: Scene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        loads = list(scene.crew.loads)
+        found = failure.make("probe_drift", "probe", "probe 'p', output 'y'", "cosine >= 0.999", "0.2")
+        scene.crew.drift = CallFailed(Fault(1, 409, found.kind, found.detail, found))
+        change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
+        look = await scene.rest(scene.goal(1, change))
+        assert (scene.last()["stage"], scene.last()["code"]) == ("failed", "probe_drift")
+        assert "cosine >= 0.999" in scene.last()["detail"]
+        assert scene.crew.loads == loads and look.ready
+        assert scene.station.record.change.failure == found
+
+    run(work)
+
+
+def test_proofs_are_bounded(scene: Scene) -> None:
+    for number in range(10):
+        scene.station.note_proof(Proof(str(number), "kernel 1", 1, 1, {}, ()))
+    assert [proof.checksum for proof in scene.station.record.proofs] == ["6", "7", "8", "9"]
+
+
+def test_a_version_whose_modules_would_not_fit_beside_the_arena_is_refused_with_the_numbers(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        assert scene.station.record.proofs[0].peak_bytes == 345
+        monkeypatch.setattr(headroom, "find_memory", lambda: iter([Limit("the machine", 689), Limit("control group /a", 690)]))
+        change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
+        look = await scene.rest(scene.goal(1, change))
+        assert scene.last()["code"] == "resource_exhausted" and look.ready
+        detail = scene.last()["detail"]
+        assert "2 processes of 345 bytes: expected 690 bytes beside the arena, found 689 bytes left in the machine" in detail
+        assert "control group" not in detail
+
+    run(work)
+
+
+def test_a_preview_names_the_steps_and_their_costs_and_takes_none(scene: Scene) -> None:
+    async def work() -> None:
+        assert scene.tender.preview()["refused"]
+        await scene.roll(None, 1)
+        scene.memory.fetch(scene.versions["2.0.0"])
+        fetched, loads, record = list(scene.provider.fetched), list(scene.crew.loads), scene.station.record
+        scene.tender.want(scene.goal(1, Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)))
+        shown = scene.tender.preview()
+        assert (shown["goal"], shown["rollout"], shown["refused"]) == ("1.0.0", "r-2", "")
+        assert [(step["step"], step["version"]) for step in shown["steps"]] == [
+            ("StageInto", "2.0.0"),
+            ("Warm", "2.0.0"),
+            ("Attest", "2.0.0"),
+        ]
+        counters = shown["steps"][0]["counters"]
+        assert counters["bytes_total"] == counters["bytes_read"] + counters["bytes_from_active"] + counters["bytes_kept"] > 0
+        assert (scene.provider.fetched, scene.crew.loads, scene.station.record) == (fetched, loads, record)
 
     run(work)

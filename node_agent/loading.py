@@ -1,0 +1,67 @@
+"""From a verified slot to a module that can answer. Reads the slot, writes nothing, and leaves what serves alone.
+
+Used by the workers that will serve the module and by the prober that tries it first, so both make the same thing of the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from node_agent.binding import SlotViews
+from node_agent.device.arena import Arena
+from node_agent.device.port import SlotRecord
+from node_agent.device.snapshot import Snapshots
+from node_agent.engine.port import Engine, Instance
+from node_agent.refusal import Refusal
+from node_agent.store import Store
+from raftmeta.core.manifest import Manifest
+
+Engines = Mapping[str, Callable[[], Engine]]
+
+
+class Wanted(NamedTuple):
+    """Which version of which slot."""
+
+    deployment: str
+    slot: int
+    label: str
+    checksum: str
+
+
+class Loaded(NamedTuple):
+    instance: Instance
+    manifest: Manifest
+
+
+class Loader:
+    def __init__(self, store: Store, engines: Engines) -> None:
+        self._store = store
+        self._engines = engines
+
+    def load(self, arena: Arena, wanted: Wanted) -> Loaded:
+        """Bound, not warm. Raises Refusal or EngineFault, or OSError for files that cannot be read."""
+        record = require(arena, wanted)
+        subject, label = f"slot {wanted.slot} of {wanted.deployment}", wanted.label
+        snapshot = Snapshots(arena.path).load(wanted.slot, record.snapshot_digest)
+        manifest = self._store.manifest(wanted.checksum)
+        if snapshot is None or manifest is None:
+            missing = "snapshot of the slot" if snapshot is None else "manifest in the store"
+            raise Refusal("not_bindable", subject, f"a {missing}", "none", "bind")
+        if manifest.engine not in self._engines:
+            raise Refusal("not_bindable", f"version {label}", f"an engine of {', '.join(self._engines)}", manifest.engine, "bind")
+        fault = self._store.version_fault(wanted.checksum, manifest)
+        if fault:
+            raise Refusal("files_changed", f"files of {label}", "those of its manifest", fault, "bind")
+        views = SlotViews(arena.serving_view(wanted.slot), snapshot.layout)
+        instance = self._engines[manifest.engine]().load(self._store.version_dir(wanted.checksum), views, manifest.unbound)
+        return Loaded(instance, manifest)
+
+
+def require(arena: Arena, wanted: Wanted) -> SlotRecord:
+    """The slot's record, if it is verified and of this version. Raises Refusal slot_not_verified."""
+    record = arena.verified(wanted.slot)
+    if (record.checksum, record.version) != (wanted.checksum, wanted.label):
+        subject, expected = f"slot {wanted.slot} of {wanted.deployment}", f"{wanted.label} ({wanted.checksum})"
+        raise Refusal("slot_not_verified", subject, expected, f"{record.version} ({record.checksum})", "bind")
+    return record
