@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 
 from raftmeta.log.messages import AnyMessage
 from raftmeta.log.peers import PeerEvent
@@ -12,6 +13,8 @@ from raftmeta.log.peers import PeerEvent
 class SoloNetwork:
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Lock()  # once closed, the number may be another file's
+        self._closed = False
 
     def start(self) -> None:
         """Nothing to bind."""
@@ -28,7 +31,14 @@ class SoloNetwork:
         """Nothing is queued."""
 
     def wake(self) -> None:
-        os.eventfd_write(self._fd, 1)
+        """From any thread, also after `close`."""
+        with self._closing:
+            if not self._closed:
+                os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:
-        os.close(self._fd)
+        """May be called twice."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                os.close(self._fd)
