@@ -19,8 +19,9 @@ import typer
 import uvloop
 
 from api import app
+from api.descriptors import connections_allowed
 from api.guard import HttpLimits
-from api.server import Listen, Server, make_server
+from api.server import TOLD_AWAY, Listen, Server, make_server
 from api.service import ApiLimits, Service
 from api.tls import ServerTls
 from raftmeta import collector, stderr
@@ -62,12 +63,14 @@ def serve(options: ServerOptions) -> int:
     _log_to_stderr(settings.log_level)
     if options.accept_data_loss_from is not None:
         return _accept_loss(settings, options.accept_data_loss_from)
+    limits = settings.limits
+    connections = connections_allowed(limits.requests + limits.watchers, TOLD_AWAY + limits.pending_connections)
     member = Member.open(settings)
     if options.config is None:
         _notice(settings)
     member.start()
     try:
-        uvloop.run(_serve(settings, member, output))
+        uvloop.run(_serve(settings, member, output, connections))
     finally:
         member.stop()
     if member.fault:
@@ -90,7 +93,7 @@ def _accept_loss(settings: ServerConfig, index: int) -> int:
     return Exit.OK
 
 
-async def _serve(settings: ServerConfig, member: Member, output: QueuedStderr) -> None:
+async def _serve(settings: ServerConfig, member: Member, output: QueuedStderr, connections: int) -> None:
     limits = settings.limits
     api_limits = ApiLimits(max_body_bytes=limits.body_bytes, max_in_flight=limits.requests)
     service = Service(member, asyncio.get_running_loop(), api_limits)
@@ -98,8 +101,7 @@ async def _serve(settings: ServerConfig, member: Member, output: QueuedStderr) -
     host, port = split_address(settings.api.listen)
     certificate, key = settings.api.certificate, settings.api.key
     listen = Listen(host, port, ServerTls(certificate, key) if certificate and key else None)
-    http = HttpLimits(max_connections=limits.requests + limits.watchers)
-    server = make_server(app.build(service), listen, http, lambda: _begin_end(service))
+    server = make_server(app.build(service), listen, HttpLimits(max_connections=connections), lambda: _begin_end(service))
     member.on_failed = lambda: _end(server)
     if member.failed.is_set():  # before there was somebody to tell
         _end(server)

@@ -13,6 +13,8 @@ from raftmeta.log.peers import PeerEvent
 class SoloNetwork:
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
         self._closing = threading.Lock()  # once closed, the number may be another file's
         self._closed = False
 
@@ -20,7 +22,7 @@ class SoloNetwork:
         """Nothing to bind."""
 
     def poll(self, timeout_s: float) -> list[PeerEvent]:
-        if select.select([self._fd], [], [], timeout_s)[0]:
+        if self._poll.poll(timeout_s * 1000):  # not select, which takes no number above 1023
             os.eventfd_read(self._fd)
         return []
 
