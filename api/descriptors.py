@@ -12,7 +12,7 @@ import structlog
 
 from raftmeta.core.errors import RaftmetaError
 
-RESERVE = 192  # all that is no connection of a stranger: libraries, journal, snapshots, links to eight members, workers; 45 were seen
+RESERVE = 192  # all that is no connection of a stranger: libraries, journal, snapshots, links to eight members, workers; 24 in use of three
 MIN_CONNECTIONS = 16
 
 log = structlog.get_logger(__name__)

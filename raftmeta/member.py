@@ -152,7 +152,7 @@ class Member:
 
     @property
     def state(self) -> State:
-        return self._replica.state
+        return self._runner.state
 
     @property
     def log(self) -> Log:

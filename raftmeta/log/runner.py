@@ -18,6 +18,7 @@ import msgspec
 
 from raftmeta.core.commands import Body
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
 from raftmeta.log.clock import monotonic
 from raftmeta.log.journal import Journal
@@ -137,6 +138,11 @@ class Runner:
 
     def staleness_ms(self) -> float:
         return self._replica.staleness_s() * 1000.0
+
+    @property
+    def state(self) -> State:
+        """The newest applied value of this log."""
+        return self._replica.state
 
     def status(self) -> LogStatus:
         return self._status

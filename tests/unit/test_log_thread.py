@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -182,6 +184,20 @@ def test_a_call_to_a_log_that_never_began_ends_with_it() -> None:
     ticket = log.read_barrier(10.0)
     log.stop()
     assert ticket.done()
+
+
+def test_a_single_members_network_takes_a_descriptor_of_any_number() -> None:
+    code = """
+import os, resource
+from raftmeta.log.solo import SoloNetwork
+resource.setrlimit(resource.RLIMIT_NOFILE, (1100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+hoard = [os.open("/dev/null", os.O_RDONLY) for _ in range(1050)]
+network = SoloNetwork()
+network.wake()
+print(network.poll(10.0))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["[]"]
 
 
 def test_waking_a_network_that_is_closed_touches_no_file_that_has_its_number_now() -> None:
