@@ -41,10 +41,11 @@ class Member(Protocol):
 
     @property
     def state(self) -> State:
-        """The newest applied value, immutable."""
+        """The newest applied value, immutable: that of `log`, at least while `log` stays the same."""
 
     @property
-    def log(self) -> Log: ...
+    def log(self) -> Log:
+        """Another one from the moment at which the member begins again from its directory."""
 
     @property
     def watch(self) -> WatchHub: ...

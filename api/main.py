@@ -19,11 +19,12 @@ import typer
 import uvloop
 
 from api import app
+from api.descriptors import connections_allowed
 from api.guard import HttpLimits
-from api.server import Listen, Server, make_server
+from api.server import TOLD_AWAY, Listen, Server, make_server
 from api.service import ApiLimits, Service
 from api.tls import ServerTls
-from raftmeta import collector
+from raftmeta import collector, stderr
 from raftmeta import config as configuration
 from raftmeta.addresses import split_address
 from raftmeta.cli.exits import Exit, UsageFault
@@ -33,6 +34,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import OsDisk, lock_directory
 from raftmeta.member import Member
 from raftmeta.parts import accept_loss
+from raftmeta.stderr import QueuedStderr
 
 log = structlog.get_logger(__name__)
 
@@ -57,15 +59,18 @@ def serve(options: ServerOptions) -> int:
         settings = _settings(options)
     except RaftmetaError as fault:
         raise UsageFault(fault.detail, "correct the file or the RAFTMETA_* variable that it names") from fault
+    output = stderr.install()  # before the first line: the log's thread writes some
     _log_to_stderr(settings.log_level)
     if options.accept_data_loss_from is not None:
         return _accept_loss(settings, options.accept_data_loss_from)
+    limits = settings.limits
+    connections = connections_allowed(limits.requests + limits.watchers, TOLD_AWAY + limits.pending_connections)
     member = Member.open(settings)
     if options.config is None:
         _notice(settings)
     member.start()
     try:
-        uvloop.run(_serve(settings, member))
+        uvloop.run(_serve(settings, member, output, connections))
     finally:
         member.stop()
     if member.fault:
@@ -88,16 +93,18 @@ def _accept_loss(settings: ServerConfig, index: int) -> int:
     return Exit.OK
 
 
-async def _serve(settings: ServerConfig, member: Member) -> None:
+async def _serve(settings: ServerConfig, member: Member, output: QueuedStderr, connections: int) -> None:
     limits = settings.limits
     api_limits = ApiLimits(max_body_bytes=limits.body_bytes, max_in_flight=limits.requests)
     service = Service(member, asyncio.get_running_loop(), api_limits)
+    service.stats.lost_log_lines = lambda: output.lost_lines
     host, port = split_address(settings.api.listen)
     certificate, key = settings.api.certificate, settings.api.key
     listen = Listen(host, port, ServerTls(certificate, key) if certificate and key else None)
-    http = HttpLimits(max_connections=limits.requests + limits.watchers)
-    server = make_server(app.build(service), listen, http, lambda: _begin_end(service))
+    server = make_server(app.build(service), listen, HttpLimits(max_connections=connections), lambda: _begin_end(service))
     member.on_failed = lambda: _end(server)
+    if member.failed.is_set():  # before there was somebody to tell
+        _end(server)
     collector.settle()
     try:
         await server.serve()
@@ -131,7 +138,7 @@ def _log_to_stderr(level: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.ERROR, format="%(levelname)s %(name)s %(message)s")
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -46,6 +46,7 @@ class RequestStats:
         self.problems: dict[str, int] = {}
         self.compacted_watches = 0
         self.sent_events = 0
+        self.lost_log_lines: Callable[[], int] = lambda: 0  # of this process, whoever wrote them
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
         series = self.series.get((route, method, status))
@@ -70,6 +71,7 @@ class _MemberCollector(Collector):
         yield _peer_family(self._member)
         yield from _watch_families(self._member, self._stats)
         yield from _node_families(self._member)
+        yield _counter("raftmeta_lost_log_lines", "Log lines that could not be written", self._stats.lost_log_lines())
 
 
 def page(member: Member, stats: RequestStats) -> bytes:

@@ -19,6 +19,7 @@ import structlog
 import uvicorn
 
 from api.guard import HttpLimits, guarded, sweep
+from api.listener import Listener
 from api.tls import ServerTls
 from raftmeta.addresses import join_address
 from raftmeta.core.errors import RaftmetaError
@@ -26,6 +27,7 @@ from raftmeta.core.errors import RaftmetaError
 log = structlog.get_logger(__name__)
 
 BACKLOG = 1_024
+TOLD_AWAY = 64  # connections above their limit, which hear that they are too many
 TURN_AWAY_S = 0.05  # between two looks for connections that were made after the server was asked to end
 
 
@@ -52,23 +54,20 @@ class Server(uvicorn.Server):
         await super().serve()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        config = self.config
-        handshake_s = self._limits.handshake_s if config.is_ssl else None
-        loop = asyncio.get_running_loop()
         await self.lifespan.startup()
-        server = await loop.create_server(
-            self._connection,
-            sock=self._listener,
-            ssl=config.ssl,
-            backlog=BACKLOG,
-            ssl_handshake_timeout=handshake_s,
-            ssl_shutdown_timeout=handshake_s,
-        )
-        self.servers = [server]
+        bound = self._limits.max_connections + TOLD_AWAY
+        host = self._listener.getsockname()[0]
+        self.servers = [Listener(self._listener, bound, self.server_state.connections, self._take, shakes=self.config.is_ssl)]  # type: ignore[list-item] # what uvicorn uses of one
         self.started = True
         self._helping = [asyncio.ensure_future(helper()) for helper in self.helpers]
-        host = self._listener.getsockname()[0]
         log.info("listening", address=join_address(host, self.port), tls=self.config.is_ssl)
+
+    async def _take(self, sock: socket.socket) -> object:
+        config = self.config
+        handshake_s = self._limits.handshake_s if config.is_ssl else None
+        return await asyncio.get_running_loop().connect_accepted_socket(
+            self._connection, sock, ssl=config.ssl, ssl_handshake_timeout=handshake_s, ssl_shutdown_timeout=handshake_s
+        )
 
     def _connection(self) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class

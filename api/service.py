@@ -23,8 +23,11 @@ from raftmeta.core.commands import Body
 from raftmeta.core.errors import OK, RaftmetaError
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
+from raftmeta.log.ticket import Ticket
 
 T = TypeVar("T")
+
+GRACE_S = 0.5  # beyond a deadline that the log keeps itself: it knows better what became of a call
 
 
 class ApiLimits(msgspec.Struct, frozen=True):
@@ -89,24 +92,28 @@ class Service:
         A member that has not caught up answers nothing of the cluster; of_itself, it still says how far it is to who asks for stale.
         """
         member, query = self.member, call.query
+        log = member.log
         if member.unsound and not (of_itself and query.stale):
             raise RaftmetaError("starting", member.unsound)
         if query.stale:
-            call.staleness_ms = member.log.staleness_ms()
+            call.staleness_ms = log.staleness_ms()
             if query.max_stale_ms is not None and call.staleness_ms > query.max_stale_ms:
                 raise RaftmetaError("stale", f"staler by {call.staleness_ms:.0f} ms, max_stale_ms is {query.max_stale_ms}")
         else:
-            await self._bridge.result(member.log.read_barrier(self.limits.read_timeout_s))
+            await self._ended(log.read_barrier(self.limits.read_timeout_s), self.limits.read_timeout_s, "no_quorum")
         if member.state.revision < query.min_revision:
             await self.reach(query.min_revision)
-        return member.state
+        state = member.state
+        if member.log is not log:  # what was learnt of the freshness of the former one's state says nothing of this one's
+            raise RaftmetaError("starting", "this member began again from its disk while it was asked")
+        return state
 
     async def propose(self, call: Call, body: Body) -> Outcome:
         """The outcome of a command that was applied, seen by this member. Raises Rejected or what the log raises."""
         if self.member.unsound:  # it could not say what became of the command
             raise RaftmetaError("starting", self.member.unsound)
-        future = self.member.log.propose(body, call.key, call.caller.name, self.limits.write_timeout_s)
-        outcome = await self._bridge.result(future)
+        timeout_s = self.limits.write_timeout_s
+        outcome = await self._ended(self.member.log.propose(body, call.key, call.caller.name, timeout_s), timeout_s, "unknown_outcome")
         if outcome.code != OK:
             raise Rejected(outcome)
         if self.member.state.revision < outcome.revision:
@@ -115,13 +122,25 @@ class Service:
 
     async def reach(self, revision: int) -> None:
         """Waits a bounded time until this member has applied the revision. Raises RaftmetaError revision_not_reached."""
-        member, wait_s = self.member, self.limits.revision_wait_s
-        if not await member.watch.reached(revision, wait_s) and member.state.revision < revision:
+        await self.member.watch.reached(revision, self.limits.revision_wait_s)
+        self.state_with(revision)
+
+    def state_with(self, revision: int) -> State:
+        """The newest state. Raises RaftmetaError revision_not_reached when it is older, perhaps because the member began again."""
+        state = self.member.state
+        if state.revision < revision:
             raise RaftmetaError(
-                "revision_not_reached",
-                f"revision {revision} is expected, this member is at {member.state.revision} after {wait_s:g} s",
-                revision=member.state.revision,
+                "revision_not_reached", f"revision {revision} is expected, this member is at {state.revision}", revision=state.revision
             )
+        return state
+
+    async def _ended(self, ticket: Ticket[T], timeout_s: float, late: str) -> T:
+        """What the ticket ended with. Raises RaftmetaError `late` when the log, which has a deadline itself, cannot keep it."""
+        try:
+            return await self._bridge.result(ticket, timeout_s + GRACE_S)
+        except TimeoutError as cause:
+            detail = f"this member's log did not answer within {timeout_s + GRACE_S:g} s; most likely its disk holds it up"
+            raise RaftmetaError(late, detail) from cause
 
     async def compute(self, size_bytes: int, work: Callable[..., T], *values: Any) -> T:
         """Runs pure work: at once when it is small, else beside the event loop. Raises RaftmetaError overloaded."""

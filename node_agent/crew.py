@@ -19,7 +19,6 @@ from node_agent.messages import (
     Fault,
     GetMetrics,
     Load,
-    MakeReady,
     Metrics,
     Numbered,
     Prove,
@@ -47,11 +46,6 @@ class Crew:
     def loaded(self, deployment: str, slot: int, target: Target) -> bool:
         """Every worker is here and holds this version in this slot."""
         return all(peer.connected and (slot, target.label, target.checksum) in _held(peer, deployment) for peer in self._peers)
-
-    async def make_ready(self) -> None:
-        """A version is on its way to the prober. Best effort: whoever is away or busy makes itself ready when it is asked to prove."""
-        if self._prober.connected:
-            await _call(self._prober, MakeReady, self._load_timeout_s)
 
     async def prove(self, deployment: str, slot: int, target: Target) -> Proved:
         """Try it where no request is. Raises CallFailed with what is wrong, WorkersLag when no prober answers in time."""

@@ -119,10 +119,6 @@ class Loaded(Reply, frozen=True, tag="loaded"):
     milliseconds: int
 
 
-class MakeReady(Numbered, frozen=True, tag="make_ready"):
-    """To the prober: a version is on its way; load the libraries meanwhile."""
-
-
 class Prove(Numbered, frozen=True, tag="prove"):
     """To the prober: try what a slot holds, before any worker does."""
 
@@ -225,7 +221,7 @@ class Metrics(Reply, frozen=True, tag="metrics"):
 
 
 _Any = (
-    Infer | Inferred | Fault | WorkerState | Load | Loaded | MakeReady | Prove | Proved | Release | Acknowledge | Answering | Done
+    Infer | Inferred | Fault | WorkerState | Load | Loaded | Prove | Proved | Release | Acknowledge | Answering | Done
     | GetStatus | GetVector | GetPlan | SetCordon | Json | GetMetrics | Metrics
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()

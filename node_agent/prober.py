@@ -1,15 +1,16 @@
 """Tries a staged version before any worker makes a module of it: binds, warms up, answers the version's probes. No request reaches it.
 
 A process of its own at a lower priority: whatever the version does to it, from running out of memory to a crash inside a kernel, happens to
-nobody who serves. It ends after every proof, so each begins in a clean process and what a module allocated is gone with it.
+nobody who serves. The slot is let go after each, or its memory could not be given back.
 """
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,14 @@ class Prober:
         if known is None:
             raise Refusal("not_bindable", f"deployment {call.deployment}", "one in the node's record", "none", "bind")
         arena = Arena.open(self._places.arena_dir / known.arena)
+        try:
+            return self._try(arena, call)
+        finally:
+            gc.collect()  # the module's views keep the mapping
+            with suppress(BufferError):
+                arena.close()
+
+    def _try(self, arena: Arena, call: Prove) -> Reply:
         with _peak() as peak:
             loaded = self._loader.load(arena, Wanted(call.deployment, call.slot, call.label, call.checksum))
             warm_ms = self._warm(loaded.instance, call)

@@ -1,46 +1,58 @@
-"""The prober process: waits for a version to try, tries it, and ends. Torch and the engines are loaded when there is something to try.
+"""The prober process: waits for a version to try, and tries it. The libraries are loaded while nobody asks.
 
-Its supervisor starts it again at once. Until it is asked to make ready it is a small process that waits on a socket.
+It goes on after a version that was proved and let its memory go. After one that was refused, or that left memory behind, it ends: its
+supervisor starts a clean one at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 from node_agent.config import AgentConfig
 from node_agent.ipc import Server
-from node_agent.messages import Done, Fault, MakeReady, Numbered, Prove, Reply
+from node_agent.memory import private_bytes
+from node_agent.messages import Fault, Numbered, Prove, Proved, Reply
 from node_agent.runtime import Runtime, log
+
+LEFT_BYTES = 64 << 20  # that a proof may leave behind, allocators and caches of the libraries
 
 
 async def run(runtime: Runtime) -> None:
-    """Until one version was tried and its answer is out, or SIGTERM."""
-    done = asyncio.Event()
+    """Until SIGTERM, or until this process is no longer as it began."""
     loop, trying = asyncio.get_running_loop(), ThreadPoolExecutor(1, "prove")  # one thread: half an import is seen by a second one
+    used = asyncio.Event()
+    before = 0
+
+    def prove(call: Prove) -> Reply:
+        nonlocal before
+        _load_libraries()
+        before = before or private_bytes()
+        reply = _prove(runtime.config, call)
+        gc.collect()  # modules are full of cycles
+        if not isinstance(reply, Proved) or private_bytes() > before + LEFT_BYTES:
+            loop.call_soon_threadsafe(used.set)
+        return reply
 
     async def answer(call: Numbered) -> Reply:
-        if isinstance(call, MakeReady):
-            await loop.run_in_executor(trying, _load_libraries)
-            return Done(call.number)
         if not isinstance(call, Prove):
             return Fault(call.number, 400, "bad_request", f"a prober does not answer {type(call).__name__}")
-        if done.is_set():
-            return Fault(call.number, 409, "prober_busy", "one version at a time; ask the next prober")
-        done.set()
-        return await loop.run_in_executor(trying, _prove, runtime.config, call)
+        return await loop.run_in_executor(trying, prove, call)
 
     server = Server(answer, lambda: None)
     await server.start(runtime.prober_socket())
-    asked, stopped = asyncio.create_task(done.wait()), asyncio.create_task(runtime.stopping.wait())
-    await asyncio.wait({asked, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if not runtime.stopping.is_set():
+    loading = loop.run_in_executor(trying, _load_libraries)
+    ends = [asyncio.create_task(event.wait()) for event in (used, runtime.stopping)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if used.is_set():
         await server.finish()
     await server.stop()
-    for task in (asked, stopped):
+    for task in ends:
         task.cancel()
-    log.info("prober_ends", proved=done.is_set())
+    await loading
+    log.info("prober_ends", used=used.is_set())
 
 
 def kernel() -> str:
@@ -49,7 +61,7 @@ def kernel() -> str:
 
 
 def _load_libraries() -> None:
-    """Seconds of a processor, which a version on its way leaves time for. Nothing needs the names."""
+    """Seconds of a processor, the first time. Nothing needs the names."""
     import torch  # noqa: F401
     import transformers  # noqa: F401
 

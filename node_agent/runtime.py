@@ -20,6 +20,7 @@ import structlog
 
 from node_agent import names
 from node_agent.config import AgentConfig
+from raftmeta import stderr
 
 _PR_SET_PDEATHSIG = 1
 
@@ -68,6 +69,8 @@ def end_with_parent(parent_pid: int) -> None:
 
 
 def start_log(role: str, config: AgentConfig) -> None:
+    """Log lines as JSON on standard error, which from now on keeps nobody waiting: requests go on when nobody reads the log."""
+    stderr.install()
     level = getattr(logging, config.log_level.upper())
     structlog.configure(
         processors=[
@@ -78,7 +81,7 @@ def start_log(role: str, config: AgentConfig) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(node=config.node, role=role, pid=os.getpid())

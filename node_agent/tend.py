@@ -275,13 +275,6 @@ class Tender:
         log.info("fetched", deployment=goal.deployment, version=step.target.label, bytes=fetched)
 
     async def _stage(self, step: StageInto, goal: Goal) -> None:
-        readying = asyncio.create_task(self._means.crew.make_ready())
-        try:
-            await self._stage_slot(step, goal)
-        finally:
-            readying.cancel()
-
-    async def _stage_slot(self, step: StageInto, goal: Goal) -> None:
         manifest = await self._means.provider.manifest(step.target)
         if not await asyncio.to_thread(self.station.has_room, manifest):
             await self._means.crew.release(goal.deployment, -1)

@@ -33,6 +33,7 @@ _FREED_PAUSE_S = 0.001
 _TRAILER = struct.Struct("<8sQ32s")  # magic, length of the data, SHA-256 of the data
 _MAGIC = b"rmfile01"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 class DiskError(RaftmetaError):
@@ -80,7 +81,10 @@ class Disk(Protocol):
     """The system calls that durability needs. Each raises DiskFull or DiskFailed, nothing else."""
 
     def open(self, path: Path, *, create: bool = False) -> File:
-        """Open for reading and writing. With `create` the file is new: an older one of this name is emptied."""
+        """Open for reading and writing. With `create` the file is new: an older one of this name is emptied.
+
+        DiskFull when there is no descriptor for a new file: nothing was changed, and what is known to want room may wait for it.
+        """
 
     def close(self, file: File) -> None: ...
 
@@ -127,8 +131,12 @@ class OsDisk:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         if create:
             flags |= os.O_CREAT | os.O_TRUNC
-        with _wrapped("open", path):
+        try:
             return File(os.open(path, flags, 0o600), path)
+        except OSError as cause:
+            if create and cause.errno in _NO_DESCRIPTOR:
+                raise DiskFull(f"cannot create {path}: {os.strerror(cause.errno)}", cause.errno) from cause
+            raise _error("open", path, cause) from cause
 
     def close(self, file: File) -> None:
         with _wrapped("close", file.path):
@@ -194,6 +202,11 @@ class OsDisk:
             try:
                 fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             except FileNotFoundError:
+                return
+            except OSError as cause:
+                if cause.errno not in _NO_DESCRIPTOR:
+                    raise
+                path.unlink(missing_ok=True)
                 return
             try:
                 path.unlink(missing_ok=True)

@@ -131,8 +131,8 @@ class Member:
 
     def _begin_again_soon(self, why: str) -> None:
         """On the log's thread, which ends with this: another one takes over."""
-        _log.error("set_aside", detail=why)
         threading.Thread(target=self._begin_again, name="raftmeta-repair", daemon=True).start()
+        _log.error("set_aside", detail=why)
 
     def _begin_again(self) -> None:
         """Open the directory once more, which sets aside what is marked, and take everything from the other members."""
@@ -152,7 +152,7 @@ class Member:
 
     @property
     def state(self) -> State:
-        return self._replica.state
+        return self._runner.state
 
     @property
     def log(self) -> Log:
@@ -238,6 +238,6 @@ class Member:
 
     def _fail(self, fault: str) -> None:
         self.fault = fault
-        _log.critical("member_failed", fault=fault)
         self.failed.set()
-        self.on_failed()
+        self.on_failed()  # first: that the process ends may depend on nothing that can go wrong
+        _log.critical("member_failed", fault=fault)

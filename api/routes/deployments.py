@@ -51,7 +51,7 @@ async def declare(service: Service, call: Call) -> Reply:
         raise RaftmetaError("bad_field", f"node {min(shared)!r} stands on both sides")
     policy = Policy(body.policy.prepare_timeout_ms, body.policy.sync_timeout_ms)
     outcome = await service.propose(call, DeclareDeployment(name, body.model, primary, standby, policy))
-    state = service.member.state
+    state = service.state_with(outcome.revision)
     shown = queries.deployment_resource(state, state.deployments[name])  # deployments are never deleted
     return replies.done(outcome.revision, shown, repeated=outcome.repeated)
 

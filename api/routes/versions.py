@@ -33,7 +33,7 @@ async def publish(service: Service, call: Call) -> Reply:
     outcome = await service.propose(call, command)
     result = result_of(outcome)
     created = bool(result.get("created"))
-    record = _published(service.member.state, model, label, result.get("number"))
+    record = _published(service.state_with(outcome.revision), model, label, result.get("number"))
     return replies.done(outcome.revision, records.version(record), status=201 if created else 200, repeated=outcome.repeated)
 
 
@@ -44,7 +44,7 @@ async def publish_batch(service: Service, call: Call) -> Reply:
         authorizer.require(call.caller, "publish", f"models/{model}/versions/{item.label}")
     command = await service.compute(call.size_bytes, _publications, model, call.body)
     outcome = await service.propose(call, command)
-    state = service.member.state
+    state = service.state_with(outcome.revision)
     numbers = cast(list[int], result_of(outcome)["numbers"])
     items = zip(call.body.items, numbers, strict=True)
     found = [records.version(_published(state, model, item.label, number)) for item, number in items]

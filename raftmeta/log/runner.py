@@ -1,8 +1,9 @@
 """The thread that owns a replica: waits for the network, steps, sends. Implements the port `Log` for every other thread.
 
 Other threads never touch the replica: they leave a call in the inbox and get a ticket. What they may look at (state, status) is an
-immutable value that this thread replaces. An exception out of a step is final: it is recorded, every waiting caller is ended, and
-`on_fault` tells the process to end; a member that met a disk error or two truths must not go on.
+immutable value that this thread replaces. The inbox is bounded, for the thread may be held up by its disk, and what waited in it beyond its
+deadline is not proposed. An exception out of a step is final: it is recorded, every waiting caller is ended, and `Ends` tells the process
+to end; a member that met a disk error or two truths must not go on.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 import msgspec
 
 from raftmeta.core.commands import Body
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
 from raftmeta.log.clock import monotonic
 from raftmeta.log.journal import Journal
 from raftmeta.log.messages import AnyMessage, Proposal
 from raftmeta.log.peers import PeerEvent
 from raftmeta.log.port import LogStatus, MemberInfo
-from raftmeta.log.proposals import Result, encode_body
+from raftmeta.log.proposals import MAX_QUEUED, MAX_QUEUED_BYTES, Result, encode_body
 from raftmeta.log.quarantine import Quarantined
 from raftmeta.log.replica import Replica
 from raftmeta.log.setup import LEADER, ROLE_NAMES
@@ -61,14 +64,17 @@ class Runner:
         self._identity, self._replica, self._journal, self._network = identity, replica, journal, network
         self._ends = ends
         self._inbox: deque[Callable[[], object]] = deque()
+        self._inbox_bytes = 0
+        self._closed = False  # for good: nothing that is left in the inbox from now on would be found
         self._woken = False
+        self._calling = threading.Lock()  # guards the four above; the inbox may be emptied without it
         self._stopping = False
         self._fault = ""
         self._set_aside = ""
         self._thread = threading.Thread(target=self._run, name="raftmeta-log", daemon=True)
         self._status = self._look()
         self._status_at = 0.0
-        self._step_began = 0.0  # monotonic, 0 while waiting
+        self._busy_since = inf  # monotonic: when this step began or, while waiting, when the wait has to end
 
     # ------------------------------------------------------------------ any thread
 
@@ -84,11 +90,13 @@ class Runner:
         if self._thread.is_alive():
             self._thread.join(STOP_S)
         if not self._thread.is_alive():
+            self._end_callers()  # those of a thread that never began
             self._network.close()
             self._journal.close(sync=not self._fault)  # what a step that failed had appended was promised to nobody
 
     def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Ticket[Outcome]:
         ticket: Ticket[Outcome] = Ticket()
+        deadline = monotonic() + timeout_s
         proposal = Proposal(0, request_id, principal, self._identity.member_id, encode_body(body))
 
         def sink(result: Result) -> None:
@@ -97,11 +105,19 @@ class Runner:
             else:
                 ticket.set_exception(RaftmetaError(result.code, _why(result.code)))
 
-        self._call(lambda: self._replica.propose(proposal, timeout_s, sink), ticket)
+        def call() -> None:
+            left_s = deadline - monotonic()
+            if left_s > 0.0:
+                self._replica.propose(proposal, left_s, sink)
+            else:
+                sink(Result("no_leader"))
+
+        self._call(call, ticket, len(proposal.body))
         return ticket
 
     def read_barrier(self, timeout_s: float) -> Ticket[int]:
         ticket: Ticket[int] = Ticket()
+        deadline = monotonic() + timeout_s
 
         def sink(code: str, index: int) -> None:
             if code == "ok":
@@ -109,7 +125,7 @@ class Runner:
             else:
                 ticket.set_exception(RaftmetaError(code, _why(code)))
 
-        self._call(lambda: self._replica.read(timeout_s, sink), ticket)
+        self._call(lambda: self._replica.read(deadline - monotonic(), sink), ticket)
         return ticket
 
     def transfer(self, target: str) -> None:
@@ -123,28 +139,47 @@ class Runner:
     def staleness_ms(self) -> float:
         return self._replica.staleness_s() * 1000.0
 
+    @property
+    def state(self) -> State:
+        """The newest applied value of this log."""
+        return self._replica.state
+
     def status(self) -> LogStatus:
         return self._status
 
     def stalled_s(self) -> float:
-        """How long the current step has been running, 0.0 while waiting; a blocked disk shows here while the thread cannot tell."""
-        began = self._step_began
-        return 0.0 if began == 0.0 else monotonic() - began
+        """How long the current step has been running, or a wait beyond its end; what blocks the thread shows here while it cannot tell."""
+        return max(0.0, monotonic() - self._busy_since)
 
-    def _call(self, call: Callable[[], object], ticket: Ticket[Outcome] | Ticket[int] | None) -> None:
-        if self._stopping or self._fault or self._set_aside:
+    def _call(self, call: Callable[[], object], ticket: Ticket[Outcome] | Ticket[int] | None, size_bytes: int = 0) -> None:
+        """Leave it for the log's thread, which runs it or ends the ticket, also when it ends at this moment."""
+        sleeps = False
+        with self._calling:
+            refusal = self._refusal(size_bytes)
+            if refusal is None:
+                self._inbox.append(call)
+                self._inbox_bytes += size_bytes
+                sleeps, self._woken = not self._woken, True
+        if refusal is not None:
             if ticket is not None:
-                why = self._fault or self._set_aside or "the member is stopping"
-                ticket.set_exception(RaftmetaError("starting" if self._set_aside else "shutting_down", why))
-            return
-        self._inbox.append(call)
-        if not self._woken:
-            self._woken = True
+                ticket.set_exception(refusal)
+        elif sleeps:
             self._network.wake()
+
+    def _refusal(self, size_bytes: int) -> RaftmetaError | None:
+        if self._closed or self._stopping or self._fault or self._set_aside:
+            why = self._fault or self._set_aside or "the member is stopping"
+            return RaftmetaError("starting" if self._set_aside else "shutting_down", why)
+        if len(self._inbox) >= MAX_QUEUED or self._inbox_bytes + size_bytes > MAX_QUEUED_BYTES:
+            return RaftmetaError(
+                "overloaded", f"{len(self._inbox)} calls wait for the member's log, which has been busy for {self.stalled_s():.1f} s"
+            )
+        return None
 
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        self._busy_since = monotonic()
         try:
             while not self._stopping:
                 self._once()
@@ -152,27 +187,35 @@ class Runner:
             self._set_aside = str(why)
         except Exception as fault:  # noqa: BLE001 - the outermost loop: the member must end, whatever it was
             self._fault = f"{type(fault).__name__}: {fault}"
-        self._step_began = 0.0
+        self._busy_since = inf
+        try:
+            self._end_callers()
+            self._status = self._look()
+        finally:
+            if self._fault:
+                self._ends.fault(self._fault)
+            elif self._set_aside:
+                self._ends.set_aside(self._set_aside)
+
+    def _end_callers(self) -> None:
+        with self._calling:
+            self._closed = True
         self._replica.stop()
         self._drain()
         self._replica.stop()
-        self._status = self._look()
-        if self._fault:
-            self._ends.fault(self._fault)
-        elif self._set_aside:
-            self._ends.set_aside(self._set_aside)
 
     def _once(self) -> None:
         wait = self._replica.next_deadline() - monotonic()
         wait = min(wait, self._journal.idle(monotonic()) - monotonic(), MAX_WAIT_S)
-        events = self._network.poll(0.0 if self._inbox else max(wait, 0.0))
-        self._step_began = monotonic()
+        wait = 0.0 if self._inbox else max(wait, 0.0)
+        self._busy_since = monotonic() + wait
+        events = self._network.poll(wait)
+        self._busy_since = monotonic()
         self._drain()
         self._replica.step(events, self._transmit)
         now = monotonic()
         if now - self._status_at >= STATUS_S or self._replica.engine.role != self._looked_role:
             self._status, self._status_at = self._look(), now
-        self._step_began = 0.0
 
     def _transmit(self, outbox: list[tuple[str, AnyMessage]]) -> None:
         for peer, message in outbox:
@@ -180,8 +223,9 @@ class Runner:
         self._network.flush()
 
     def _drain(self) -> None:
-        self._woken = False
-        for _ in range(len(self._inbox)):
+        with self._calling:
+            self._woken, self._inbox_bytes, due = False, 0, len(self._inbox)
+        for _ in range(due):
             self._inbox.popleft()()
 
     def _look(self) -> LogStatus:

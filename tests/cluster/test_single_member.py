@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -94,3 +96,17 @@ def _cluster_status(cluster: RealCluster) -> dict[str, object]:
                 return found
         time.sleep(0.1)
     raise AssertionError(found)
+
+
+def test_strangers_who_hold_connections_leave_a_member_the_descriptors_that_its_log_needs(tmp_path: Path) -> None:
+    limit, port = 400, free_ports(1)[0]
+    limited = ("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh")
+    with development(tmp_path, port, limited) as (server, client), contextlib.ExitStack() as strangers:
+        server.start()
+        wait_ready(client)
+        for _ in range(2 * limit):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+        assert client.put("/v1/models/m/versions/1", json={"manifest": manifest("1")}).status_code == 201
+        assert server.process is not None
+        held = len(os.listdir(f"/proc/{server.process.pid}/fd"))  # noqa: PTH208 - a count, no paths
+        assert limit // 5 < held < limit - 64

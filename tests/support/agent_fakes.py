@@ -37,9 +37,6 @@ class FakeCrew(Crew):
         held = self.slots.get(slot)
         return held is not None and (held.label, held.checksum) == (target.label, target.checksum)
 
-    async def make_ready(self) -> None:
-        pass
-
     async def prove(self, deployment: str, slot: int, target: Target) -> Proved:
         self.proved.append(target.label)
         if self.drift is not None:

@@ -180,9 +180,11 @@ def _without_api_tls(file: Path) -> None:
 
 
 @contextlib.contextmanager
-def development(directory: Path, port: int) -> Iterator[tuple[Server, httpx.Client]]:
+def development(directory: Path, port: int, prefix: Sequence[str] = ()) -> Iterator[tuple[Server, httpx.Client]]:
     """`raftmeta server` without configuration, on a port of its own."""
-    server = Server(["--data-dir", str(directory / "data")], directory / "server.log", ["env", f"RAFTMETA_API__LISTEN=127.0.0.1:{port}"])
+    server = Server(
+        ["--data-dir", str(directory / "data")], directory / "server.log", [*prefix, "env", f"RAFTMETA_API__LISTEN=127.0.0.1:{port}"]
+    )
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10.0, trust_env=False) as client:
         try:
             yield server, client

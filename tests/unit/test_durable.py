@@ -223,3 +223,38 @@ def test_the_data_of_another_user_is_refused_untouched(tmp_path: Path, whole: bo
         lock_directory(tmp_path)
     assert caught.value.code == "directory_refused"
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]
+
+
+def test_a_new_file_without_a_descriptor_for_it_is_no_room_and_nothing_was_changed(tmp_path: Path) -> None:
+    """In a process of its own, which has none left."""
+    (tmp_path / "old").write_bytes(b"old")
+    (tmp_path / "large").write_bytes(bytes(durable._FREED_BYTES * 2))
+    code = f"""
+import os, resource
+from pathlib import Path
+from raftmeta.durable import DiskFailed, DiskFull, OsDisk, write_file
+disk, directory = OsDisk(), Path({str(tmp_path)!r})
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+hoard = []
+while True:
+    try:
+        hoard.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        break
+found = []
+acts = (
+    lambda: disk.open(directory / "new", create=True),
+    lambda: write_file(disk, directory / "old", b"new"),
+    lambda: disk.open(directory / "old"),
+)
+for act in acts:
+    try:
+        act()
+    except (DiskFull, DiskFailed) as error:
+        found.append(type(error).__name__)
+disk.unlink_large(directory / "large")
+print(*found)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["DiskFull", "DiskFull", "DiskFailed"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"old": b"old"}

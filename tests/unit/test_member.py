@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import structlog
 
 from raftmeta.config import InitialMember, PeerConfig, ServerConfig
+from raftmeta.core.events import Event
 from raftmeta.member import Member
+from raftmeta.watch import WatchHub
+from tests.support.commands import publication
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +54,33 @@ def test_a_single_member_has_no_links(tmp_path: Path) -> None:
         assert member.peer_events == {}
     finally:
         member.stop()
+
+
+class BrokenHub(WatchHub):
+    """An observer that breaks its promise not to raise, as a defect would."""
+
+    def publish(self, events: Sequence[Event], revision: int) -> None:
+        raise OSError("broken")
+
+
+class BrokenReader:
+    def critical(self, line: str) -> None:
+        raise BrokenPipeError
+
+    error = warning = info = critical
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_member_whose_log_fails_says_so_to_its_process_before_it_says_anything_else(tmp_path: Path) -> None:
+    structlog.configure(logger_factory=lambda *_: BrokenReader())
+    member, told = Member.open(ServerConfig.development(tmp_path)), threading.Event()
+    try:
+        member.watch = BrokenHub(0)
+        member.on_failed = told.set
+        member.start()
+        member.log.propose(publication(), "key", "somebody", 10.0)
+        assert told.wait(10)
+        assert (member.failed.is_set(), member.fault, member.log.status().role) == (True, "OSError: broken", "stopped")
+    finally:
+        member.stop()
+        structlog.reset_defaults()

@@ -18,7 +18,6 @@ from node_agent.messages import (
     GetMetrics,
     Load,
     Loaded,
-    MakeReady,
     Measured,
     Metrics,
     Numbered,
@@ -89,8 +88,6 @@ class FakeProber:
 
     async def _answer(self, call: Numbered) -> Reply:
         self.calls.append(call)
-        if isinstance(call, MakeReady):
-            return Done(call.number)
         if self.dies:
             await self.server.stop()
             await asyncio.sleep(60)
@@ -250,14 +247,3 @@ def test_a_prober_that_refuses_ends_or_stays_away_is_told_apart(tmp_path: Path) 
             await scene.crew.prove("search", 1, V1)
 
     run(tmp_path, work, load_timeout_s=0.5)
-
-
-def test_a_prober_is_told_of_a_version_on_its_way_only_when_it_is_there(tmp_path: Path) -> None:
-    async def work(scene: Scene) -> None:
-        await scene.crew.make_ready()
-        await scene.prober.start()
-        await scene.until(lambda: scene.prober_peer.connected)
-        await scene.crew.make_ready()
-        assert [type(call) for call in scene.prober.calls] == [MakeReady]
-
-    run(tmp_path, work)
