@@ -278,7 +278,7 @@ _WHY = {
     "body_too_large": "the command exceeds 4 MiB",
     "disk_full": "the leader has no room for another journal segment",
     "shutting_down": "the member is stopping",
-    "integrity": "members have different states and no majority says which is right; nothing is written until one does",
+    "integrity": "members have different states: nothing is written before a majority says which is right, and a wrong one answers no read",
     "starting": "this member started without data and has not caught up",
     "forbidden": "the leader does not allow this principal to do this",
     "bad_request": "the leader could not read the forwarded command",

@@ -84,3 +84,14 @@ def test_a_member_whose_log_fails_says_so_to_its_process_before_it_says_anything
     finally:
         member.stop()
         structlog.reset_defaults()
+
+
+def test_a_member_that_a_majority_contradicts_is_not_ready_and_says_why(tmp_path: Path) -> None:
+    member = Member.open(ServerConfig.development(tmp_path))
+    try:
+        assert member.unsound == ""
+        member._replica._reports._contradicted = (7, "state hashes at revision 7 differ: b and c: 00, a: 01")
+        assert "revision 7" in member.unsound
+        assert [check.ok for check in member.checks() if check.name == "state"] == [False]
+    finally:
+        member.stop()
