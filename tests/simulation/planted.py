@@ -272,7 +272,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("reads before the entries are applied", "C1", switch=_around(Reads, "settle", _read_before_apply), plan=READS),
     # integrity
     Plant("a wrong state is not set aside", "integrity", rules=Rules(set_aside=False), plan=DIFFER),
-    Plant("two members set aside at once", "integrity", rules=Rules(one_set_aside=False), plan=TWO),
+    Plant("two members set aside at once", "integrity", rules=Rules(one_set_aside=False), plan=TWO, budget=100),
     Plant("writes between two that differ", "integrity", rules=Rules(hold_undecided=False), plan=DIFFER),
     Plant("a member that was set aside votes", "integrity", rules=Rules(wiped_waits=False), plan=FLIPS),
 )
