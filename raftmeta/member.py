@@ -20,8 +20,8 @@ from raftmeta.controller import Controller
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DirectoryLock, OsDisk, lock_directory
-from raftmeta.log import joining, quarantine
 from raftmeta.log import marker as markers
+from raftmeta.log import quarantine
 from raftmeta.log.clock import monotonic
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
@@ -126,6 +126,7 @@ class Member:
     def _take_apart(self) -> None:
         self._controller.stop()
         self._runner.stop()
+        self._parts.store.close()  # the worker may be in the middle of a snapshot of a state that is set aside
         for worker in (self._parts.snapshot_worker, self._parts.segment_worker):
             worker.shutdown(wait=False, cancel_futures=True)
 
@@ -210,7 +211,6 @@ class Member:
         markers.consume_marker(self._parts.disk, self._parts.data_dir)
 
     def caught_up(self) -> None:
-        joining.clear(self._parts.disk, self._parts.data_dir)
         _log.info("caught_up", detail="this member started without data and votes from now on")
 
     def peers_changed(self, configuration: Configuration) -> None:

@@ -77,8 +77,9 @@ class Engine(Wall):
         return self.replication.confirmed_round(self.configuration.quorum)
 
     def has_caught_up(self) -> bool:
-        """Whether a member that started with nothing holds again what it may have acknowledged before (joining.py)."""
-        return self.joining and self._caught_up_at is not None and self.applied_index >= self._caught_up_at
+        """Whether a member that started with nothing may vote now (hard_state.py)."""
+        everything_here = self._caught_up_at is not None and self.applied_index >= self._caught_up_at
+        return self.joining and (everything_here or self._elections.may_found())
 
     # ------------------------------------------------------------------ what the replica does
 
@@ -147,6 +148,8 @@ class Engine(Wall):
         """A verified snapshot replaced the state; the log goes on after it (R3: commit moves only here and on a matched append)."""
         if index <= self.applied_index:
             raise Halted(f"snapshot {index} is not newer than the applied entry {self.applied_index}")
+        if index <= self._known_commit and self._journal.term_at(index) not in (None, term):
+            raise Halted(f"entry {index} is committed here in term {self._journal.term_at(index)}, the leader's snapshot has term {term}")
         if self._journal.term_at(index) == term:
             self._journal.compact_through(index)
         else:
@@ -172,6 +175,8 @@ class Engine(Wall):
             case PreVote():
                 self._elections.on_pre_vote(peer, message)
             case PreVoteReply():
+                if message.empty:
+                    self._elections.on_empty(peer)
                 if self._current(message.term, at_least=True) and message.granted:
                     self._elections.on_pre_vote_granted(peer, message.asked_term)
             case SnapshotChunk():
@@ -205,7 +210,7 @@ class Engine(Wall):
             return
         if self.role == LEADER and message.term == self.term:
             raise Halted(f"{peer} leads in term {message.term}, and so does this member")
-        bounds = LogBounds(self._log.base_index, self.last_index, self.commit_index)
+        bounds = LogBounds(self._log.base_index, self.last_index, self._known_commit)
         plan = plan_append(message, bounds, self._journal.term_at, self._rules)
         if plan.verdict is Verdict.HALT:
             raise Halted(plan.detail)
@@ -230,6 +235,11 @@ class Engine(Wall):
             self._caught_up_at = message.commit_index
         with contextlib.suppress(DiskFull):  # no room even to cut: nothing changed, nothing is acknowledged
             self.give(peer, safe)
+
+    @property
+    def _known_commit(self) -> int:
+        """This life's commit index, or what an earlier one knew."""
+        return max(self.commit_index, self._journal.committed_index if self._rules.keep_committed else 0)
 
     def _term_there(self, index: int, entries: list[Entry]) -> int | None:
         """Term of the entry at `index`, once these entries are appended."""

@@ -79,7 +79,7 @@ class SnapshotExchange:
             return
         short = self._is_short(engine.applied_index, state.size_bytes)
         due = engine.applied_index >= self._not_before and (short or self._wanted or self._due(engine, state.size_bytes))
-        if due and engine.applied_index > self.index:
+        if due and self.index < engine.applied_index <= self._journal.synced_index:  # never ahead of the journal that it belongs to
             self._wanted = False
             index, configuration = engine.applied_index, cfg.encode(engine.configuration_at(engine.applied_index))
             term = self._journal.term_at(index)
@@ -184,7 +184,7 @@ class SnapshotExchange:
         if incoming.offset < incoming.size_bytes:
             return self._reply(chunk, engine, incoming.offset, False), None
         self._incoming = None
-        found = incoming.finish(codec.restore)
+        found = incoming.finish(codec.restore, self._journal.await_snapshot)
         if found is None:  # the digest is wrong, or the sender's state is not sound: start over
             return self._reply(chunk, engine, 0, False), None
         meta, state = found

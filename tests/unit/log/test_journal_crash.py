@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from raftmeta.durable import DiskFailed, File
 from raftmeta.log.journal import Journal, JournalCorrupt
-from tests.support.journals import DIRECTORY, Expected, everything, fill, open_journal, payload, segment_paths, written
+from raftmeta.log.records import Header, cluster_digest, encode_header
+from tests.support.journals import DIRECTORY, SEGMENT_BYTES, Expected, everything, fill, open_journal, payload, segment_paths, written
 from tests.support.memory_disk import MemoryDisk, PowerLost
 
 
@@ -253,7 +254,8 @@ def test_d4_a_vote_seen_after_a_failed_sync_is_made_durable_before_it_counts() -
 def test_a_file_that_the_list_does_not_name_is_removed_and_others_are_left_alone() -> None:
     disk = MemoryDisk()
     written(disk).close()
-    for name in ("segment-000000000099", "spare-000000000098.tmp", "spare-000000000097", "hard-state.tmp", "lost-segment-1", "notes"):
+    disk.put(DIRECTORY / "segment-000000000099", encode_header(Header(cluster_digest(""), 99, 10, 1, 0, SEGMENT_BYTES)))  # and no record
+    for name in ("spare-000000000098.tmp", "spare-000000000097", "hard-state.tmp", "lost-segment-1", "notes"):
         disk.put(DIRECTORY / name, b"left over")
     journal = open_journal(disk)
     names = set(disk.listdir(DIRECTORY))

@@ -27,7 +27,7 @@ class Log:
 
     def __init__(self, settings: ExchangeSettings, disk: MemoryDisk | None = None) -> None:
         self.disk = disk or MemoryDisk()
-        self.journal = Journal.open(self.disk, Path("/data/journal"), segment_bytes=SEGMENT_BYTES, tuning=Tuning(cluster_id="x"))
+        self.journal = Journal.open(self.disk, Path("/data/journal"), segment_bytes=SEGMENT_BYTES, tuning=Tuning())
         store = SnapshotStore(self.disk, Path("/data/snapshots"))
         self.exchange = SnapshotExchange(store, InlineWorker(), self.journal, settings)
         found = store.load(1, list)
