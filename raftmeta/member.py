@@ -78,6 +78,8 @@ class Member:
         config, timings = self._config, self._config.timings
         self._parts = parts
         self._kept = quarantine.set_aside_before(parts.disk, parts.data_dir)
+        if self._kept is not None:
+            _log.warning("files_set_aside_are_kept", cause=self._kept.cause, detail=self._kept.detail)
         setup = ReplicaSetup(
             member_id=config.member_id,
             timing=Timing(timings.heartbeat_s, timings.election_min_s, timings.election_max_s),
@@ -193,6 +195,8 @@ class Member:
             Check("disk", stalled < STALLED_S, f"the current step takes {stalled:.1f} s" if stalled >= STALLED_S else "syncs return"),
             Check("state", not self.unsound, self.unsound or "journal and snapshot were verified at start"),
         ]
+        if self._kept is not None:  # for somebody to look at; this member is none the worse for it
+            found.append(Check("kept-files", True, f"in {self._parts.data_dir / quarantine.KEPT_NAME}: {self._kept.detail}"))
         found += [Check(f"alarm-{code}", False, detail) for code, detail in sorted(self._alarms.items())]
         return tuple(found)
 

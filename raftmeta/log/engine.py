@@ -148,7 +148,7 @@ class Engine(Wall):
         """A verified snapshot replaced the state; the log goes on after it (R3: commit moves only here and on a matched append)."""
         if index <= self.applied_index:
             raise Halted(f"snapshot {index} is not newer than the applied entry {self.applied_index}")
-        if index <= self._known_commit and self._journal.term_at(index) not in (None, term):
+        if index <= self.commit_index and self._journal.term_at(index) not in (None, term):
             raise Halted(f"entry {index} is committed here in term {self._journal.term_at(index)}, the leader's snapshot has term {term}")
         if self._journal.term_at(index) == term:
             self._journal.compact_through(index)
@@ -210,7 +210,7 @@ class Engine(Wall):
             return
         if self.role == LEADER and message.term == self.term:
             raise Halted(f"{peer} leads in term {message.term}, and so does this member")
-        bounds = LogBounds(self._log.base_index, self.last_index, self._known_commit)
+        bounds = LogBounds(self._log.base_index, self.last_index, self.commit_index)
         plan = plan_append(message, bounds, self._journal.term_at, self._rules)
         if plan.verdict is Verdict.HALT:
             raise Halted(plan.detail)
@@ -235,11 +235,6 @@ class Engine(Wall):
             self._caught_up_at = message.commit_index
         with contextlib.suppress(DiskFull):  # no room even to cut: nothing changed, nothing is acknowledged
             self.give(peer, safe)
-
-    @property
-    def _known_commit(self) -> int:
-        """This life's commit index, or what an earlier one knew."""
-        return max(self.commit_index, self._journal.committed_index if self._rules.keep_committed else 0)
 
     def _term_there(self, index: int, entries: list[Entry]) -> int | None:
         """Term of the entry at `index`, once these entries are appended."""

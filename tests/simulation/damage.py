@@ -30,10 +30,7 @@ class Damage:
     def over(self, member: SimMember) -> None:
         """It has caught up; an operator has looked at what was kept, and removed it."""
         self.members.discard(member.id)
-        for folder in (KEPT, KEPT / "journal", KEPT / "snapshots"):
-            for name in member.disk.listdir(folder):
-                member.disk.unlink(folder / name)
-            member.disk.sync_directory(folder)
+        member.disk.remove(KEPT)
 
     def flip_any(self) -> None:
         self.flip(self._faults.pick(), self._faults.random.uniform(0.1, 3.0))
