@@ -110,7 +110,12 @@ class SnapshotExchange:
         if applied_index - self._looked_at >= LOOK_EVERY:
             self._looked_at = applied_index
             self._low = self._store.free_bytes() < 2 * state_bytes
-        return self._low or not self._journal.has_room(SHORT_BYTES)
+        return self._is_pressed()
+
+    def _is_pressed(self) -> bool:
+        """By the disk, or by a journal that takes much more of it than it holds."""
+        crowded = self._journal.unused_bytes >= self._settings.journal_bytes
+        return self._low or crowded or not self._journal.has_room(SHORT_BYTES)
 
     def _due(self, engine: Engine, state_bytes: int) -> bool:
         grown = self._journal.bytes - self._bytes_at_last
@@ -128,7 +133,7 @@ class SnapshotExchange:
         if meta.index <= self.index:
             return  # a newer one was installed meanwhile
         self._latest = meta
-        short = self._low or not self._journal.has_room(SHORT_BYTES)
+        short = self._is_pressed()
         kept_from = max(meta.index - self._settings.keep_entries, self._journal.segment_end_before(self._settings.keep_bytes))
         self._journal.compact_through(meta.index if short else min(meta.index, kept_from))
         if short:  # not again for every entry, should it have freed too little

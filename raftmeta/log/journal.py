@@ -151,6 +151,11 @@ class Journal:
         """Size of headers and synced records; files are longer, each has its full segment allocated."""
         return sum(segment.end.offset for segment in self._segments.all)
 
+    @property
+    def unused_bytes(self) -> int:
+        """What the disk gives for segments that were ended before they were full."""
+        return sum(segment.capacity - segment.end.offset for segment in self._segments.all[:-1])
+
     def bytes_after(self, index: int) -> int:
         """About how much of `bytes` holds records behind `index`: exact but for the segment in which it lies."""
         total = 0
@@ -247,9 +252,11 @@ class Journal:
         if index < self.first_index or index <= self.committed_index:
             raise ValueError(f"a cut at {index} would reach below record {self.first_index}, or what is committed, {self.committed_index}")
         if index <= self.synced_index:
-            self._claim(1)
             with self._fatal:
-                self._cut = self._segments.plan_cut(index)
+                cut = self._segments.plan_cut(index)
+            if not cut.in_place:
+                self._claim(1)
+            self._cut = cut
             self.synced_index = index - 1
         last_term = self.term_at(index - 1)
         assert last_term is not None
@@ -369,8 +376,10 @@ class Journal:
             raise
 
     def _replan(self) -> None:
-        active = self._segments.all[-1]
-        self._room.plan(active.end.offset, active.capacity, self._cut is not None, self._tail.after(self.synced_index))
+        active, cut = self._segments.all[-1], self._cut
+        in_place = cut is not None and cut.in_place
+        end = cut.previous.offset if cut is not None and in_place else active.end.offset
+        self._room.plan(end, active.capacity, cut is not None and not in_place, self._tail.after(self.synced_index))
 
     def _settle(self) -> None:
         self._segments.settle()

@@ -19,6 +19,7 @@ from raftmeta.log.records import (
     CHECKPOINT_BYTES,
     DATA_START,
     MARK_BYTES,
+    RECORD_HEAD_BYTES,
     Cursor,
     Header,
     Known,
@@ -110,10 +111,22 @@ class Segment:
 
     def note_end(self) -> SegmentRow:
         """The row of the list, with how far this open segment is synced."""
-        row, end = self.row, self._synced
-        if row.end != end.offset and end.offset > DATA_START:
-            self.row = SegmentRow(*_place(row), False, end.offset, end.index, end.term, end.crc)
+        return self.row_to(self._synced) if self._synced.offset > DATA_START else self.row
+
+    def row_to(self, end: Cursor) -> SegmentRow:
+        """The row, which says from now on that this open segment reaches so far at least."""
+        self.row = SegmentRow(*_place(self.row), False, end.offset, end.index, end.term, end.crc)
         return self.row
+
+    def retreat(self, end: Cursor, known: Known) -> None:
+        """Clear the records behind `end`. A crash leaves all of them or none: the head of the first goes before the rest."""
+        behind = self.end.offset
+        self._forget(end)
+        self.write_mark(known)
+        self.sync()
+        for size in (RECORD_HEAD_BYTES, behind - end.offset):
+            self.disk.pwrite(self.file(), bytes(size), end.offset)
+            self.disk.fdatasync(self.file())
 
     def sync(self) -> None:
         self.disk.fdatasync(self.file())
@@ -122,10 +135,8 @@ class Segment:
     def seal(self, end: Cursor) -> None:
         """Let the segment end at `end`: what lies behind no longer counts. Durable once the list of segments says so."""
         self.row = SegmentRow(*_place(self.row), True, end.offset, end.index, end.term, end.crc)
-        self.end = self._synced = end
+        self._forget(end)
         self.mark = self.mark._replace(cursor=end)
-        self._checkpoints = [cursor for cursor in self._checkpoints if cursor.index <= end.index]
-        self._runs = [run for run in self._runs if run[0] <= end.index]
         self.close()
 
     def term_at(self, index: int) -> int:
@@ -239,6 +250,12 @@ class Segment:
         if self._file is not None:
             self.disk.close(self._file)
             self._file = None
+
+    def _forget(self, end: Cursor) -> None:
+        """What this object knows of records behind `end`, which become durable no more or are durable no longer."""
+        self.end = self._synced = end
+        self._checkpoints = [cursor for cursor in self._checkpoints if cursor.index <= end.index]
+        self._runs = [run for run in self._runs if run[0] <= end.index]
 
     def _learn(self, cursor: Cursor) -> None:
         """Take in a record that was read."""

@@ -1,9 +1,9 @@
 """The segments of one journal in order, and the moments at which their set changes.
 
 The list of them lies in the hard state, so it is written with the member's term and vote (its promise). A new segment is durable before
-the list names it, and a file goes only once no slot names it; a cut replaces the list as a whole, so that a crash leaves one suffix or the
-other. All that is changed here is durable when the method returns, and any error is final: what is needed was allocated before. Knows
-nothing of records that wait for a sync.
+the list names it, and a file goes only once no slot names it; a cut replaces the list as a whole, or clears the head of its first record
+before the rest, so that a crash leaves one suffix or the other. All that is changed here is durable when the method returns, and any error
+is final: what is needed was allocated before. Knows nothing of records that wait for a sync.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from raftmeta.log.records import DATA_START, Cursor, Header, Known, Record
 from raftmeta.log.segment import Segment
 from raftmeta.log.spares import SparePool, spare_path
 
+IN_PLACE_BYTES = 1 << 20  # of records that a cut clears where they are; for more a new segment costs less than writing zeros
+
 
 @dataclass(slots=True)
 class Cut:
@@ -24,7 +26,8 @@ class Cut:
 
     keep: int
     seal: Cursor | None
-    previous: Cursor  # what the new segment's first record follows
+    previous: Cursor  # what the next record follows
+    in_place: bool = False  # the last segment goes on behind `previous`; otherwise a new one does
 
 
 class SegmentList:
@@ -89,9 +92,16 @@ class SegmentList:
             row = segment.row
             return Cut(number, None, Cursor(DATA_START, index - 1, row.previous_term, row.previous_crc))
         seal = segment.locate(index - 1)
-        return Cut(number + 1, seal, seal)
+        in_place = number == len(self.all) - 1 and segment.end.offset - seal.offset <= IN_PLACE_BYTES
+        return Cut(number + 1, seal, seal, in_place)
 
     def make(self, cut: Cut, promise: Promise) -> None:
+        if cut.in_place:
+            segment = self.all[-1]
+            row = segment.row_to(cut.previous)
+            self.hard.write_settled(promise, (*self.hard.state.segments[:-1], row))  # before the mark: what goes is awaited by neither
+            segment.retreat(cut.previous, self._known)
+            return
         if cut.seal is not None:
             self.all[cut.keep - 1].seal(cut.seal)
         self.begin(cut.previous, cut.keep, promise)

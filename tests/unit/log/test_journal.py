@@ -182,7 +182,7 @@ def test_pending_records_are_cut_without_touching_the_disk() -> None:
     assert len(segment_paths(disk)) == 1
 
 
-def test_two_cuts_before_a_sync_make_one_new_segment_at_the_lower() -> None:
+def test_two_cuts_before_a_sync_are_one_at_the_lower_in_the_segment_that_is_there() -> None:
     disk = MemoryDisk()
     journal = written(disk)
     journal.set_hard_state(3, "")
@@ -192,7 +192,37 @@ def test_two_cuts_before_a_sync_make_one_new_segment_at_the_lower() -> None:
     fill(journal, 5, 5, term=3)
     journal.sync()
     assert [record[1] for record in everything(journal)] == [1, 1, 1, 1, 3]
+    assert len(segment_paths(disk)) == 1
+    assert everything(open_journal(disk)) == everything(journal)
+
+
+def test_lost_entries_of_thirty_leaders_take_no_segments() -> None:
+    disk = MemoryDisk()
+    journal = open_journal(disk)
+    fill(journal, 1, 1, size=1)
+    for term in range(2, 32):
+        journal.set_hard_state(term, "")
+        journal.truncate_from(term)
+        fill(journal, term, term + 1, term=term, size=1)  # the second is never committed
+        journal.sync()
+        journal.idle(float(term))
+    assert len(segment_paths(disk)) == 1
+    again = open_journal(disk)
+    assert [record[1] for record in everything(again)] == [1, *range(2, 32), 31]
+
+
+def test_a_cut_of_many_records_takes_a_new_segment_and_says_what_is_unused() -> None:
+    disk = MemoryDisk()
+    journal = open_journal(disk, segment_bytes=4 << 20)
+    fill(journal, 1, 20, size=100 << 10)
+    journal.sync()
+    journal.set_hard_state(2, "")
+    journal.truncate_from(5)
+    fill(journal, 5, 6, term=2)
+    journal.sync()
     assert len(segment_paths(disk)) == 2
+    assert journal.unused_bytes == (4 << 20) - DATA_START - 4 * ((100 << 10) + 24)
+    assert everything(open_journal(disk, segment_bytes=4 << 20)) == everything(journal)
 
 
 def test_a_cut_below_the_first_record_is_refused() -> None:

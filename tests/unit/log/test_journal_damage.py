@@ -43,7 +43,8 @@ def two_small_segments() -> MemoryDisk:
     """A sealed segment with two records and an active one with three, closed."""
     disk = MemoryDisk()
     journal = open_journal(disk)
-    fill(journal, 1, 4, size=20)
+    fill(journal, 1, 2, size=20)
+    fill(journal, 3, 3, size=4000)  # begins a segment
     journal.sync()
     journal.set_hard_state(2, "")
     journal.truncate_from(3)
