@@ -67,14 +67,14 @@ def open_parts(config: ServerConfig, disk: Disk) -> Parts:
     check_clock(library_clock)
     marker = markers.read_marker(disk, config.data_dir)
     stored = _stored(config, disk, marker)
-    identity, has_peers = Identity(stored.member_id, stored.cluster_id), config.peer is not None
-    if marker is None and not stored.began and not has_peers:
+    identity, has_peer_port = Identity(stored.member_id, stored.cluster_id), config.peer is not None
+    if marker is None and not stored.began and not has_peer_port:
         marker = _development_marker(config, disk, identity)
     segment_worker = ThreadPoolExecutor(1, "raftmeta-segments")
     store = SnapshotStore(disk, config.data_dir / "snapshots", identity.cluster_id)
     snapshots = StateLoader(store)
     owner = Owner(identity.cluster_id, identity.member_id)
-    tuning = Tuning(owner=owner, joining=has_peers, worker=segment_worker, accept=snapshots.check)
+    tuning = Tuning(owner=owner, joining=has_peer_port, worker=segment_worker, accept=snapshots.check)
 
     def recover_from(journal: Journal) -> Recovered:
         first = markers.read_marker(disk, config.data_dir)
@@ -83,7 +83,7 @@ def open_parts(config: ServerConfig, disk: Disk) -> Parts:
     openers = Openers(
         lambda: Journal.open(disk, config.data_dir / "journal", segment_bytes=config.limits.segment_bytes, tuning=tuning), recover_from
     )
-    journal, recovered = open_log(disk, config.data_dir, openers, Whose(owner, has_peers, stored.began))
+    journal, recovered = open_log(disk, config.data_dir, openers, Whose(owner, not _is_alone(config), stored.began))
     configured = tuple(MemberSpec(m.id, m.zone, m.peer_address, m.api_url) for m in config.members)
     try:
         if not stored.began:
@@ -101,15 +101,20 @@ def accept_loss(config: ServerConfig, disk: Disk, index: int) -> tuple[int, int]
 
     Only of a member alone: one of several would vote on less than it acknowledged, and takes what is damaged from the others.
     """
-    if config.peer is not None:
+    if not _is_alone(config):
         raise RaftmetaError(
             "bad_field",
-            f"--accept-data-loss-from is for a single member and {config.member_id} has a [peer] section: start it without the option, it "
+            f"--accept-data-loss-from is for a single member and {config.member_id} is one of several: start it without the option, it "
             "sets its damaged files aside and takes everything from the others; nothing was changed",
         )
     stored = _stored(config, disk, markers.read_marker(disk, config.data_dir))
     owner = Owner(stored.cluster_id, stored.member_id)
     return recovery.accept_loss(disk, config.data_dir / "journal", index, owner=owner, segment_bytes=config.limits.segment_bytes)
+
+
+def _is_alone(config: ServerConfig) -> bool:
+    """Whether nobody else can hold what this member holds: it has no peer port, or was set up as the only member."""
+    return config.peer is None or [member.id for member in config.members] == [config.member_id]
 
 
 def _stored(config: ServerConfig, disk: Disk, marker: Marker | None) -> Stored:

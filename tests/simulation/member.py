@@ -15,6 +15,7 @@ from raftmeta.log import quarantine
 from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
+from raftmeta.log.faults import HardStateCorrupt
 from raftmeta.log.guard import Rules
 from raftmeta.log.hard_state import NAME, HardStateFile, Owner
 from raftmeta.log.journal import Journal, Tuning
@@ -105,12 +106,25 @@ class SimMember:
                 self._world.set_aside(self)
             self._joined = recovered.joining
             self._world.booted(self)
+        except HardStateCorrupt:
+            if not self._world.is_damaged(self):
+                raise
+            self._world.count("refused")
+            self.end()
+            self.replace_disk(with_marker=False)  # as the message says
         except DiskFull:
             if not self._is_joining() and not self._world.is_damaged(self):
                 raise  # D4: what has a sound journal starts on a full disk
             self.power_off()
         except (PowerLost, DiskFailed):
             self.power_off()
+
+    def replace_disk(self, *, with_marker: bool) -> None:
+        """It starts with nothing the next time."""
+        self.disk = MemoryDisk(self.random.getrandbits(32))
+        self._marker = self._configured if with_marker else None
+        self._began = self._joined = False
+        self._world.invariants.disk_replaced(self.id)
 
     def _open_journal(self) -> Journal:
         world = self._world

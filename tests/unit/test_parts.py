@@ -10,7 +10,8 @@ import pytest
 from raftmeta.config import InitialMember, PeerConfig, ServerConfig
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import OsDisk, write_file
-from raftmeta.log.faults import HardStateCorrupt, WrongCluster
+from raftmeta.log.faults import HardStateCorrupt, JournalCorrupt, WrongCluster
+from raftmeta.log.records import DATA_START, RECORD_HEAD_BYTES
 from raftmeta.parts import accept_loss, open_parts
 
 
@@ -39,7 +40,7 @@ def test_a_development_member_forms_its_cluster_once(tmp_path: Path) -> None:
     again.journal.close()
 
 
-def of_three(data_dir: Path) -> ServerConfig:
+def of_three(data_dir: Path, names: str = "abc") -> ServerConfig:
     address, url = "127.0.0.1:1", "http://127.0.0.1:1"
     return ServerConfig(
         member_id="a",
@@ -47,7 +48,7 @@ def of_three(data_dir: Path) -> ServerConfig:
         cluster_id="c",
         data_dir=data_dir,
         peer=PeerConfig(listen="127.0.0.1:0", plain=True),
-        members=tuple(InitialMember(id=name, zone=name, peer_address=address, api_url=url) for name in "abc"),
+        members=tuple(InitialMember(id=name, zone=name, peer_address=address, api_url=url) for name in names),
     )
 
 
@@ -85,10 +86,30 @@ def test_a_member_of_several_begins_without_a_vote_and_one_alone_with_it(tmp_pat
 def test_a_member_of_several_gives_up_no_damaged_records_and_is_told_what_helps(tmp_path: Path) -> None:
     open_parts(of_three(tmp_path), OsDisk()).journal.close()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(RaftmetaError, match=r"for a single member and a has a \[peer\] section: start it without the option") as refused:
+    with pytest.raises(RaftmetaError, match=r"for a single member and a is one of several: start it without the option") as refused:
         accept_loss(of_three(tmp_path), OsDisk(), 6)
     assert refused.value.code == "bad_field"
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_the_only_member_of_a_cluster_keeps_its_damaged_files_in_place_and_may_give_them_up(tmp_path: Path) -> None:
+    """It has a peer port, but nobody from whom to take them."""
+    parts = open_parts(of_three(tmp_path, "a"), OsDisk())
+    parts.journal.set_hard_state(1, "a")
+    for index in (1, 2):
+        parts.journal.append(index, 1, b"\x01")
+    parts.journal.close()
+    segment = next((tmp_path / "journal").glob("segment-*"))
+    damaged = bytearray(segment.read_bytes())
+    damaged[DATA_START + RECORD_HEAD_BYTES + 1] ^= 1
+    segment.write_bytes(damaged)
+    with pytest.raises(JournalCorrupt, match="record 2 cannot be read"):
+        open_parts(of_three(tmp_path, "a"), OsDisk())
+    assert segment.read_bytes() == damaged
+    assert accept_loss(of_three(tmp_path, "a"), OsDisk(), 2) == (2, 2)
+    parts = open_parts(of_three(tmp_path, "a"), OsDisk())
+    assert parts.journal.last_index == 1
+    parts.journal.close()
 
 
 def test_the_snapshots_of_another_cluster_are_refused(tmp_path: Path) -> None:

@@ -252,16 +252,18 @@ def test_an_older_hard_state_is_found_before_a_missing_segment_is_taken_for_dama
 
 
 def test_a_crash_between_a_cut_and_what_replaces_it_leaves_nothing_committed_that_is_not_there() -> None:
-    """Another leader's entries replace 7 to 9 and are committed at once; the power goes before they are written, but after the cut."""
+    """Another leader's entries replace those from 20 on and are committed at once; the power goes between the cut and their write."""
     for call in range(1, 40):
         disk = MemoryDisk(call)
         journal = written(disk)
+        fill(journal, 10, 60)  # in two segments, so that the cut begins a third
+        journal.sync()
         disk.crash_at(call)
         try:
             journal.set_hard_state(2, "")
-            journal.truncate_from(7)
-            fill(journal, 7, 12, term=2)
-            journal.note_committed(12)
+            journal.truncate_from(20)
+            fill(journal, 20, 25, term=2)
+            journal.note_committed(25)
             journal.sync()
             ended = True
         except PowerLost:
