@@ -168,6 +168,9 @@ class Member:
             return ""
         if self._belongs_to_none:
             return NO_CLUSTER
+        unheard = self._replica.engine.founders_unheard
+        if unheard:
+            return f"the cluster forms once every first member has said that it holds nothing; {' and '.join(unheard)} did not yet"
         because = f", because it was set aside: {self._kept.detail}" if self._kept is not None else ""
         return f"this member has not caught up with the others yet{because}"
 

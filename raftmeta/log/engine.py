@@ -81,6 +81,11 @@ class Engine(Wall):
         everything_here = self._caught_up_at is not None and self.applied_index >= self._caught_up_at
         return self.joining and (everything_here or self._elections.may_found())
 
+    @property
+    def founders_unheard(self) -> tuple[str, ...]:
+        """Whom a first start still waits for. From any thread."""
+        return self._elections.unheard() if self.joining and self._journal.last_index == 0 else ()
+
     # ------------------------------------------------------------------ what the replica does
 
     def next_deadline(self) -> float:

@@ -114,8 +114,11 @@ class Elections:
 
     def may_found(self) -> bool:
         """Whether the members of the marker form the cluster now: neither this one nor any other holds anything."""
-        nobody_holds = self._empty.issuperset(self._owner.configuration.peers_of(self._id)) or not self._rules.ask_before_founding
-        return self._founding and self._journal.last_index == 0 and nobody_holds
+        return self._founding and self._journal.last_index == 0 and not (self.unheard() and self._rules.ask_before_founding)
+
+    def unheard(self) -> tuple[str, ...]:
+        """Members of the marker that have not said yet that they hold nothing; none where that is not asked. From any thread."""
+        return tuple(peer for peer in self._owner.configuration.peers_of(self._id) if peer not in self._empty) if self._founding else ()
 
     def on_pre_vote_granted(self, peer: str, asked_term: int) -> None:
         self.pre_vote.grant(peer, asked_term, self._clock())

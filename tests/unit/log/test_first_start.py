@@ -19,10 +19,12 @@ def test_a_cluster_forms_once_everyone_was_heard_and_from_then_on_any_two_will_d
     disk = trio.stop("m3")
     trio.run(5.0)
     assert all(box.replica.engine.joining for box in trio.boxes.values())
+    assert {box.replica.engine.founders_unheard for box in trio.boxes.values()} == {("m3",)}
     third = trio.boot("m3", disk, trio.marker)
     assert trio.run(3.0, lambda: any(box.replica.engine.role == LEADER for box in trio.boxes.values()))
     assert trio.write(trio.leader(), "v1").code == "ok"
     trio.run(0.5)
+    assert {box.replica.engine.founders_unheard for box in trio.boxes.values()} == {()}
     trio.stop(third.name if trio.leader() is not third else "m1")
     assert trio.write(trio.leader(), "v2").code == "ok"
 
