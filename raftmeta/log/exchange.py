@@ -79,7 +79,7 @@ class SnapshotExchange:
             return
         short = self._is_short(engine.applied_index, state.size_bytes)
         due = engine.applied_index >= self._not_before and (short or self._wanted or self._due(engine, state.size_bytes))
-        if due and engine.applied_index > self.index:
+        if due and self.index < engine.applied_index <= self._journal.synced_index:  # never ahead of the journal that it belongs to
             self._wanted = False
             index, configuration = engine.applied_index, cfg.encode(engine.configuration_at(engine.applied_index))
             term = self._journal.term_at(index)
@@ -110,7 +110,12 @@ class SnapshotExchange:
         if applied_index - self._looked_at >= LOOK_EVERY:
             self._looked_at = applied_index
             self._low = self._store.free_bytes() < 2 * state_bytes
-        return self._low or not self._journal.has_room(SHORT_BYTES)
+        return self._is_pressed()
+
+    def _is_pressed(self) -> bool:
+        """By the disk, or by a journal that takes much more of it than it holds."""
+        crowded = self._journal.unused_bytes >= self._settings.journal_bytes
+        return self._low or crowded or not self._journal.has_room(SHORT_BYTES)
 
     def _due(self, engine: Engine, state_bytes: int) -> bool:
         grown = self._journal.bytes - self._bytes_at_last
@@ -128,7 +133,7 @@ class SnapshotExchange:
         if meta.index <= self.index:
             return  # a newer one was installed meanwhile
         self._latest = meta
-        short = self._low or not self._journal.has_room(SHORT_BYTES)
+        short = self._is_pressed()
         kept_from = max(meta.index - self._settings.keep_entries, self._journal.segment_end_before(self._settings.keep_bytes))
         self._journal.compact_through(meta.index if short else min(meta.index, kept_from))
         if short:  # not again for every entry, should it have freed too little
@@ -184,7 +189,7 @@ class SnapshotExchange:
         if incoming.offset < incoming.size_bytes:
             return self._reply(chunk, engine, incoming.offset, False), None
         self._incoming = None
-        found = incoming.finish(codec.restore)
+        found = incoming.finish(codec.restore, self._journal.await_snapshot)
         if found is None:  # the digest is wrong, or the sender's state is not sound: start over
             return self._reply(chunk, engine, 0, False), None
         meta, state = found

@@ -162,8 +162,9 @@ class Replica:
         self._watch_leader()
         self._finish_reads()
         if self.engine.has_caught_up():
-            self._observer.caught_up()  # durable before the first vote
+            self._journal.grant_vote()
             self.engine.joining = False
+            self._observer.caught_up()
             self._reports.caught_up()
         self._reports.step(self._ports.clock())
         self._exchange.poll(self.engine, self.state)
@@ -174,6 +175,7 @@ class Replica:
 
     def _ship(self, transmit: Transmit) -> None:
         """Sync what is pending, then let go of what waited for it."""
+        self._journal.note_committed(self.engine.commit_index)
         synced_s = self._journal.sync()
         if synced_s > 0.0:
             self.sync_s = synced_s  # the last one that had something to do
