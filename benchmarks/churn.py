@@ -30,7 +30,7 @@ from raftmeta.core.types import Limits
 from raftmeta.durable import OsDisk
 from raftmeta.log import configuration as cfg
 from raftmeta.log.configuration import MemberSpec, configuration_of
-from raftmeta.log.snapshots import SnapshotStore
+from raftmeta.parts import open_parts
 
 WRITES, QUICK_WRITES, QUICK_WINDOW = 2_000_000, 100_000, 20_000
 CLIENTS = 64
@@ -80,8 +80,10 @@ def begin_with_window(file: Path, settings: config.ServerConfig, window: int) ->
         process.end()
     index, term = int(str(status["entries"])) + 1, int(str(status["term"]))
     members = configuration_of(tuple(MemberSpec(each.id, each.zone, each.peer_address, each.api_url) for each in settings.members))
-    store = SnapshotStore(OsDisk(), settings.data_dir / "snapshots")
-    store.write(index, term, cfg.encode(members), codec.snapshot_chunks(State.empty(Limits(max_outcomes=window))))
+    parts = open_parts(settings, OsDisk())
+    parts.journal.await_snapshot(index, term)
+    parts.store.write(index, term, cfg.encode(members), codec.snapshot_chunks(State.empty(Limits(max_outcomes=window))))
+    parts.journal.close()
 
 
 def measure(process: commit.Process, data: Path, writes: int) -> list[Sample]:

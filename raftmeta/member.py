@@ -20,8 +20,8 @@ from raftmeta.controller import Controller
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DirectoryLock, OsDisk, lock_directory
-from raftmeta.log import joining, quarantine
 from raftmeta.log import marker as markers
+from raftmeta.log import quarantine
 from raftmeta.log.clock import monotonic
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
@@ -78,6 +78,8 @@ class Member:
         config, timings = self._config, self._config.timings
         self._parts = parts
         self._kept = quarantine.set_aside_before(parts.disk, parts.data_dir)
+        if self._kept is not None:
+            _log.warning("files_set_aside_are_kept", cause=self._kept.cause, detail=self._kept.detail)
         setup = ReplicaSetup(
             member_id=config.member_id,
             timing=Timing(timings.heartbeat_s, timings.election_min_s, timings.election_max_s),
@@ -126,6 +128,7 @@ class Member:
     def _take_apart(self) -> None:
         self._controller.stop()
         self._runner.stop()
+        self._parts.store.close()  # the worker may be in the middle of a snapshot of a state that is set aside
         for worker in (self._parts.snapshot_worker, self._parts.segment_worker):
             worker.shutdown(wait=False, cancel_futures=True)
 
@@ -166,6 +169,9 @@ class Member:
             return f"a majority of the members has another state; {contradiction}" if contradiction else ""
         if self._belongs_to_none:
             return NO_CLUSTER
+        unheard = self._replica.engine.founders_unheard
+        if unheard:
+            return f"the cluster forms once every first member has said that it holds nothing; {' and '.join(unheard)} did not yet"
         because = f", because it was set aside: {self._kept.detail}" if self._kept is not None else ""
         return f"this member has not caught up with the others yet{because}"
 
@@ -193,6 +199,8 @@ class Member:
             Check("disk", stalled < STALLED_S, f"the current step takes {stalled:.1f} s" if stalled >= STALLED_S else "syncs return"),
             Check("state", not self.unsound, self.unsound or "journal and snapshot were verified at start"),
         ]
+        if self._kept is not None:  # for somebody to look at; this member is none the worse for it
+            found.append(Check("kept-files", True, f"in {self._parts.data_dir / quarantine.KEPT_NAME}: {self._kept.detail}"))
         found += [Check(f"alarm-{code}", False, detail) for code, detail in sorted(self._alarms.items())]
         return tuple(found)
 
@@ -211,7 +219,6 @@ class Member:
         markers.consume_marker(self._parts.disk, self._parts.data_dir)
 
     def caught_up(self) -> None:
-        joining.clear(self._parts.disk, self._parts.data_dir)
         _log.info("caught_up", detail="this member started without data and votes from now on")
 
     def peers_changed(self, configuration: Configuration) -> None:

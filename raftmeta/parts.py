@@ -15,15 +15,16 @@ import msgspec
 from raftmeta.config import ServerConfig
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import LOCK_NAME, Disk, read_file, write_file
-from raftmeta.log import joining, recovery
 from raftmeta.log import marker as markers
+from raftmeta.log import recovery
 from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.clock import check_clock
 from raftmeta.log.configuration import MemberSpec, configuration_of
+from raftmeta.log.hard_state import Owner
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.library import check_library
 from raftmeta.log.marker import Marker
-from raftmeta.log.opening import Openers, open_log
+from raftmeta.log.opening import Openers, Whose, open_log
 from raftmeta.log.quarantine import KEPT_NAME, MARK_NAME
 from raftmeta.log.runner import Identity, Network
 from raftmeta.log.settings import TransportSettings
@@ -35,8 +36,16 @@ from raftmeta.security.tls import PeerTls, TlsFiles
 
 IDENTITY_NAME = "identity"
 OWN_NAMES = frozenset(  # of a directory before its first start
-    {LOCK_NAME, markers.MARKER_NAME, joining.JOINING_NAME, IDENTITY_NAME, MARK_NAME, KEPT_NAME, "lost+found"}
+    {LOCK_NAME, markers.MARKER_NAME, IDENTITY_NAME, MARK_NAME, KEPT_NAME, "lost+found"}
 )
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """The file of the identity."""
+
+    member_id: str
+    cluster_id: str
+    began: bool = False  # the journal exists: from then on a missing one is a loss, and no first start
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -57,26 +66,28 @@ def open_parts(config: ServerConfig, disk: Disk) -> Parts:
     check_library()
     check_clock(library_clock)
     marker = markers.read_marker(disk, config.data_dir)
-    identity = _identity(config, disk, marker)
-    if marker is None and _is_new(disk, config.data_dir) and config.peer is None:
+    stored = _stored(config, disk, marker)
+    identity, has_peer_port = Identity(stored.member_id, stored.cluster_id), config.peer is not None
+    if marker is None and not stored.began and not has_peer_port:
         marker = _development_marker(config, disk, identity)
     segment_worker = ThreadPoolExecutor(1, "raftmeta-segments")
-    store = SnapshotStore(disk, config.data_dir / "snapshots")
+    store = SnapshotStore(disk, config.data_dir / "snapshots", identity.cluster_id)
     snapshots = StateLoader(store)
-    tuning = Tuning(cluster_id=identity.cluster_id, worker=segment_worker, accept=snapshots.check)
+    owner = Owner(identity.cluster_id, identity.member_id)
+    tuning = Tuning(owner=owner, joining=has_peer_port, worker=segment_worker, accept=snapshots.check)
 
-    def recover_from(journal: Journal, joins: bool) -> Recovered:
+    def recover_from(journal: Journal) -> Recovered:
         first = markers.read_marker(disk, config.data_dir)
-        return recover(journal, snapshots, first.configuration if first else None, joining=joins)
+        return recover(journal, snapshots, first.configuration if first else None)
 
     openers = Openers(
-        lambda: Journal.open(disk, config.data_dir / "journal", segment_bytes=config.limits.segment_bytes, tuning=tuning),
-        recover_from,
+        lambda: Journal.open(disk, config.data_dir / "journal", segment_bytes=config.limits.segment_bytes, tuning=tuning), recover_from
     )
-    has_peers = config.peer is not None
-    journal, recovered = open_log(disk, config.data_dir, openers, has_marker=marker is not None, has_peers=has_peers)
+    journal, recovered = open_log(disk, config.data_dir, openers, Whose(owner, not _is_alone(config), stored.began))
     configured = tuple(MemberSpec(m.id, m.zone, m.peer_address, m.api_url) for m in config.members)
     try:
+        if not stored.began:
+            _store(disk, config.data_dir, msgspec.structs.replace(stored, began=True))
         network = _network(config, identity)
     except BaseException:
         journal.close()
@@ -86,35 +97,51 @@ def open_parts(config: ServerConfig, disk: Disk) -> Parts:
 
 
 def accept_loss(config: ServerConfig, disk: Disk, index: int) -> tuple[int, int]:
-    """`raftmeta server --accept-data-loss-from INDEX`: give up the damaged records; the range that is lost."""
-    identity = _identity(config, disk, markers.read_marker(disk, config.data_dir))
-    return recovery.accept_loss(
-        disk, config.data_dir / "journal", index, cluster_id=identity.cluster_id, segment_bytes=config.limits.segment_bytes
-    )
+    """`raftmeta server --accept-data-loss-from INDEX`: give up the damaged records; the range that is lost.
+
+    Only of a member alone: one of several would vote on less than it acknowledged, and takes what is damaged from the others.
+    """
+    if not _is_alone(config):
+        raise RaftmetaError(
+            "bad_field",
+            f"--accept-data-loss-from is for a single member and {config.member_id} is one of several: start it without the option, it "
+            "sets its damaged files aside and takes everything from the others; nothing was changed",
+        )
+    stored = _stored(config, disk, markers.read_marker(disk, config.data_dir))
+    owner = Owner(stored.cluster_id, stored.member_id)
+    return recovery.accept_loss(disk, config.data_dir / "journal", index, owner=owner, segment_bytes=config.limits.segment_bytes)
 
 
-def _identity(config: ServerConfig, disk: Disk, marker: Marker | None) -> Identity:
+def _is_alone(config: ServerConfig) -> bool:
+    """Whether nobody else can hold what this member holds: it has no peer port, or was set up as the only member."""
+    return config.peer is None or [member.id for member in config.members] == [config.member_id]
+
+
+def _stored(config: ServerConfig, disk: Disk, marker: Marker | None) -> Stored:
     """Who this directory belongs to, written at its first start. Raises RaftmetaError when that is somebody else."""
     path = config.data_dir / IDENTITY_NAME
-    stored = read_file(disk, path)
+    data = read_file(disk, path)
     wanted = config.cluster_id or (marker.cluster_id if marker else "")
-    if stored is None:
+    if data is None:
         _refuse_foreign(disk, config.data_dir)
-        identity = Identity(config.member_id, wanted or f"dev-{uuid.uuid4().hex[:12]}")
-        write_file(disk, path, msgspec.json.encode(identity))
-        return identity
+        return _store(disk, config.data_dir, Stored(config.member_id, wanted or f"dev-{uuid.uuid4().hex[:12]}"))
     try:
-        identity = msgspec.json.decode(stored, type=Identity)
+        stored = msgspec.json.decode(data, type=Stored)
     except msgspec.MsgspecError as cause:
         raise RaftmetaError("integrity", f"{path}: the identity cannot be read: {cause}") from cause
-    expected = Identity(config.member_id, wanted or identity.cluster_id)
-    if identity != expected:
+    expected = config.member_id, wanted or stored.cluster_id
+    if (stored.member_id, stored.cluster_id) != expected:
         raise RaftmetaError(
             "directory_refused",
-            f"{config.data_dir} belongs to member {identity.member_id!r} of cluster {identity.cluster_id!r}, "
-            f"the configuration names member {expected.member_id!r} of cluster {expected.cluster_id!r}",
+            f"{config.data_dir} belongs to member {stored.member_id!r} of cluster {stored.cluster_id!r}, "
+            f"the configuration names member {expected[0]!r} of cluster {expected[1]!r}",
         )
-    return identity
+    return stored
+
+
+def _store(disk: Disk, data_dir: Path, stored: Stored) -> Stored:
+    write_file(disk, data_dir / IDENTITY_NAME, msgspec.json.encode(stored))
+    return stored
 
 
 def _refuse_foreign(disk: Disk, data_dir: Path) -> None:
@@ -124,10 +151,6 @@ def _refuse_foreign(disk: Disk, data_dir: Path) -> None:
         raise RaftmetaError(
             "directory_refused", f"{data_dir} holds {foreign[0][:80]!r} and no member; a member's directory is empty at its first start"
         )
-
-
-def _is_new(disk: Disk, data_dir: Path) -> bool:
-    return not disk.listdir(data_dir / "journal") if disk.exists(data_dir / "journal") else True
 
 
 def _development_marker(config: ServerConfig, disk: Disk, identity: Identity) -> Marker:

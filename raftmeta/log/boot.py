@@ -9,7 +9,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.state import State
 from raftmeta.log import configuration as cfg
 from raftmeta.log.configuration import Configuration
-from raftmeta.log.journal import Journal
+from raftmeta.log.journal import Journal, Reach
 from raftmeta.log.setup import OP_MEMBERSHIP
 from raftmeta.log.snapshots import SnapshotMeta, SnapshotStore
 
@@ -21,7 +21,7 @@ class Recovered(msgspec.Struct, frozen=True):
     applied_index: int
     configurations: tuple[tuple[int, Configuration], ...]  # by index; the last one is in force
     bootstrap: bool  # nothing in the log yet: the members of the one-time marker form the cluster
-    joining: bool  # see joining.py
+    joining: bool  # no vote yet, see hard_state.py
     snapshot: SnapshotMeta | None
 
 
@@ -32,9 +32,12 @@ class StateLoader:
         self._store = store
         self._loaded: tuple[int, tuple[SnapshotMeta, State] | None] | None = None
 
-    def check(self, first_index: int) -> None:
-        """Raises RaftmetaError integrity when a journal that begins there does not go on from what the snapshots hold."""
-        self._loaded = first_index, self._store.load(first_index, codec.restore)
+    def check(self, reach: Reach) -> None:
+        """Raises RaftmetaError integrity when a journal of that reach does not go on from what the snapshots hold, or ends before it."""
+        self._loaded = reach.first_index, self._store.load(reach.first_index, codec.restore)
+        found = self._loaded[1]
+        if found is not None and found[0].index > reach.last_index:
+            _check_awaited(found[0], reach.last_index, reach.awaited)
 
     def take(self, first_index: int) -> tuple[SnapshotMeta, State] | None:
         """What was found for that journal a moment ago, else what is there now."""
@@ -42,9 +45,7 @@ class StateLoader:
         return loaded[1] if loaded is not None and loaded[0] == first_index else self._store.load(first_index, codec.restore)
 
 
-def recover(
-    journal: Journal, snapshots: StateLoader, marker: Configuration | None, *, joining: bool = False, boot_from_log: bool = True
-) -> Recovered:
+def recover(journal: Journal, snapshots: StateLoader, marker: Configuration | None, *, boot_from_log: bool = True) -> Recovered:
     """Reconcile journal and snapshot by (index, term). Raises RaftmetaError integrity when they leave a gap or cannot be read.
 
     `marker` is what `init` wrote for the first start; it counts only while neither journal nor snapshot names a configuration. Without
@@ -56,6 +57,7 @@ def recover(
         meta, state = found
         base = (meta.index, _configuration(meta.config, f"snapshot {meta.index}"))
         if journal.last_index < meta.index or journal.term_at(meta.index) not in (None, meta.term):
+            _check_awaited(meta, journal.last_index, journal.awaited)
             journal.reset(meta.index, meta.term)  # the crash came between the snapshot and the reset of the journal
             journal.sync()
     applied = base[0]
@@ -67,8 +69,18 @@ def recover(
     configurations = [base, *_configurations_in(journal, applied + 1)]
     named = any(configuration.members for _, configuration in configurations)
     if marker is not None and (not named or not boot_from_log):
-        return Recovered(state, applied, ((applied, marker),), not named, joining, meta)
-    return Recovered(state, applied, tuple(configurations), False, joining, meta)
+        return Recovered(state, applied, ((applied, marker),), not named, journal.joining, meta)
+    return Recovered(state, applied, tuple(configurations), False, journal.joining, meta)
+
+
+def _check_awaited(meta: SnapshotMeta, last_index: int, awaited: tuple[int, int]) -> None:
+    """A snapshot takes the journal's place only if the journal was to make room for it: else one of the two is another time's."""
+    if (meta.index, meta.term) != awaited:
+        raise RaftmetaError(
+            "integrity",
+            f"snapshot {meta.index} of term {meta.term} is not in the journal, which ends at {last_index} and awaits "
+            + (f"snapshot {awaited[0]} of term {awaited[1]}" if awaited[0] else "none"),
+        )
 
 
 def _configurations_in(journal: Journal, index: int) -> list[tuple[int, Configuration]]:

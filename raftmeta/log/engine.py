@@ -80,8 +80,14 @@ class Engine(Wall):
         return self.replication.confirmed_round(self.configuration.quorum)
 
     def has_caught_up(self) -> bool:
-        """Whether a member that started with nothing holds again what it may have acknowledged before (joining.py)."""
-        return self.joining and self._caught_up_at is not None and self.applied_index >= self._caught_up_at
+        """Whether a member that started with nothing may vote now (hard_state.py)."""
+        everything_here = self._caught_up_at is not None and self.applied_index >= self._caught_up_at
+        return self.joining and (everything_here or self._elections.may_found())
+
+    @property
+    def founders_unheard(self) -> tuple[str, ...]:
+        """Whom a first start still waits for. From any thread."""
+        return self._elections.unheard() if self.joining and self._journal.last_index == 0 else ()
 
     # ------------------------------------------------------------------ what the replica does
 
@@ -151,6 +157,8 @@ class Engine(Wall):
         """A verified snapshot replaced the state; the log goes on after it (R3: commit moves only here and on a matched append)."""
         if index <= self.applied_index:
             raise Halted(f"snapshot {index} is not newer than the applied entry {self.applied_index}")
+        if index <= self.commit_index and self._journal.term_at(index) not in (None, term):
+            raise Halted(f"entry {index} is committed here in term {self._journal.term_at(index)}, the leader's snapshot has term {term}")
         if self._journal.term_at(index) == term:
             self._journal.compact_through(index)
         else:
@@ -179,6 +187,8 @@ class Engine(Wall):
             case PreVote():
                 self._elections.on_pre_vote(peer, message)
             case PreVoteReply():
+                if message.empty:
+                    self._elections.on_empty(peer)
                 if self._current(message.term, at_least=True) and message.granted:
                     self._elections.on_pre_vote_granted(peer, message.asked_term)
             case SnapshotChunk():

@@ -49,7 +49,7 @@ class SnapshotExchange:
         self._store, self._worker, self._journal, self._settings, self._pause = store, worker, journal, settings, pause
         self._latest: SnapshotMeta | None = None
         self._job: Handle[SnapshotMeta] | None = None
-        self._receiving, self._transfers = Receiving(store), Transfers()
+        self._receiving, self._transfers = Receiving(store, journal.await_snapshot), Transfers()
         self._doubted: SnapshotMeta | None = None  # a follower found it wrong; it is checked before anyone gets more of it
         self._checking: Handle[str] | None = None
         self._wanted = False  # a follower needs one and there is none
@@ -94,8 +94,8 @@ class SnapshotExchange:
         elif self._doubted is not None:
             doubted = self._doubted
             self._checking = self._worker.submit(lambda: self._check(doubted))
-        elif self._is_due(engine, state.size_bytes) and engine.applied_index > self.index:
-            self._take(engine, state, now)
+        elif self._is_due(engine, state.size_bytes) and self.index < engine.applied_index <= self._journal.synced_index:
+            self._take(engine, state, now)  # never ahead of the journal that it belongs to
 
     def _is_due(self, engine: Engine, state_bytes: int) -> bool:
         short = self._is_short(engine.applied_index, state_bytes)
@@ -113,7 +113,7 @@ class SnapshotExchange:
 
     def _held(self, now: float) -> list[SnapshotMeta]:
         """What transfers under way need. Nothing while the disk is short of room: this member comes first (D4)."""
-        return [] if self._short() else self._transfers.held(now)
+        return [] if self._is_pressed() else self._transfers.held(now)
 
     def look_again(self, state_bytes: int, applied_index: int) -> None:
         """After a full disk: once there is room again, the next attempt is made when it is due, and no longer put off."""
@@ -138,10 +138,12 @@ class SnapshotExchange:
         if applied_index - self._looked_at >= LOOK_EVERY:
             self._looked_at = applied_index
             self._low = self._store.free_bytes() < 2 * state_bytes
-        return self._short()
+        return self._is_pressed()
 
-    def _short(self) -> bool:
-        return self._low or not self._journal.has_room(SHORT_BYTES)
+    def _is_pressed(self) -> bool:
+        """By the disk, or by a journal that takes much more of it than it holds."""
+        crowded = self._journal.unused_bytes >= self._settings.journal_bytes
+        return self._low or crowded or not self._journal.has_room(SHORT_BYTES)
 
     def _due(self, engine: Engine, state_bytes: int) -> bool:
         grown = self._journal.bytes - self._bytes_at_last
@@ -159,7 +161,7 @@ class SnapshotExchange:
         if meta.index <= self.index:
             return  # a newer one was installed meanwhile
         self._latest = meta
-        short = self._short()
+        short = self._is_pressed()
         self._journal.compact_through(meta.index if short else self._kept_from(meta.index, now))
         if short:  # not again for every entry, should it have freed too little
             self._not_before = engine.applied_index + max(1, self._settings.entries // 10)

@@ -34,8 +34,8 @@ class JournalCorrupt(RaftmetaError):
         super().__init__(
             "integrity",
             f"journal {damage.path} is damaged at offset {damage.offset}: expected {damage.expected}, found {damage.found}; "
-            f"{lost} cannot be read. In a cluster of several members, remove this one and add it again with an empty directory; a single "
-            f"member goes on without them after: raftmeta server --accept-data-loss-from {damage.index}",
+            f"{lost} cannot be read. A member of several sets its files aside and takes everything from the others; a single member goes "
+            f"on without them after: raftmeta server --accept-data-loss-from {damage.index}",
         )
         self.damage = damage
         self.index = damage.index
@@ -48,8 +48,9 @@ class HardStateCorrupt(RaftmetaError):
     def __init__(self, path: Path, expected: str, found: str) -> None:
         super().__init__(
             "integrity",
-            f"hard state {path}: expected {expected}, found {found}; this member must not vote. Remove it from the cluster and add it "
-            "again with an empty directory",
+            f"hard state {path}: expected {expected}, found {found}; this member must not vote, not knowing what it promised. One of "
+            "several: keep its data directory elsewhere and start it with an empty one, it takes everything from the others; a single "
+            "member: put a backup of the whole directory back",
         )
         self.path = path
 
@@ -59,6 +60,13 @@ class WrongCluster(RaftmetaError):
 
     def __init__(self, path: Path, expected: str, found: str) -> None:
         super().__init__("integrity", f"{path} belongs to another cluster: expected {expected}, found {found}")
+
+
+class WrongMember(RaftmetaError):
+    """The promises are another member's."""
+
+    def __init__(self, path: Path, expected: str, found: str) -> None:
+        super().__init__("integrity", f"{path} belongs to another member: expected {expected}, found {found}")
 
 
 class SnapshotCorrupt(RaftmetaError):

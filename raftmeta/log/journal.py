@@ -13,33 +13,55 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, DiskError, DiskFailed, DiskFull
 from raftmeta.log import recovery
-from raftmeta.log.faults import Damage, HardStateCorrupt, JournalCorrupt, SnapshotCorrupt, WrongCluster
-from raftmeta.log.hard_state import MAX_VOTE_BYTES
+from raftmeta.log.faults import Damage, HardStateCorrupt, JournalCorrupt, SnapshotCorrupt, WrongCluster, WrongMember
+from raftmeta.log.hard_state import MAX_VOTE_BYTES, NOBODY, Owner, Promise
 from raftmeta.log.records import DATA_START, Cursor, Payload, Record, cluster_digest
 from raftmeta.log.room import Room
 from raftmeta.log.segments import Cut, SegmentList
 from raftmeta.log.spares import InlineWorker, SparePool, Worker
 from raftmeta.log.tail import Tail
 
-__all__ = ["Damage", "DiskFailed", "DiskFull", "HardStateCorrupt", "Journal", "JournalCorrupt", "SnapshotCorrupt", "Tuning", "WrongCluster"]
+__all__ = [
+    "Damage",
+    "DiskFailed",
+    "DiskFull",
+    "HardStateCorrupt",
+    "Journal",
+    "JournalCorrupt",
+    "SnapshotCorrupt",
+    "Tuning",
+    "WrongCluster",
+    "WrongMember",
+]
 
 SEGMENT_BYTES = 64 << 20
 QUIET_S = 0.020  # a mark is written alone after this much quiet (D10)
+BEHIND_S = 1.0  # without such quiet, the hard state learns this often how far the records go
+
+
+class Reach(NamedTuple):
+    """What a journal holds, before anything is changed in it."""
+
+    first_index: int = 1
+    last_index: int = 0
+    awaited: tuple[int, int] = (0, 0)  # (index, term) of the snapshot that takes its place
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """What tests and the member's configuration set. The default worker prepares segments in line, in the same order every time."""
 
-    cluster_id: str = ""
+    owner: Owner = NOBODY
+    joining: bool = False  # of a new one: it has no vote yet (hard_state.py)
     tail_bytes: int = 32 << 20  # payload of recent records kept in memory for followers that keep up
     worker: Worker = field(default_factory=InlineWorker)
     clock: Callable[[], float] = time.perf_counter  # measures `sync`
-    accept: Callable[[int], object] = lambda first_index: None  # asked before opening changes a file; raises where the rest does not fit
+    accept: Callable[[Reach], object] = lambda reach: None  # asked before opening changes a file; raises where the rest does not fit
 
 
 class _Fatal:
@@ -66,8 +88,10 @@ class Journal:
         self._failed: DiskFailed | None = None
         self._fatal = _Fatal(self._fail)
         self._quiet_since: float | None = None
-        self.term = self._hard.state.term
-        self.voted_for = self._hard.state.voted_for
+        self._behind_since: float | None = None
+        promise = self._hard.state.promise
+        self.term, self.voted_for = promise.term, promise.voted_for
+        self.joining, self.awaited = promise.joining, promise.awaited  # both for `boot` and `opening` to look at
         end = segments.all[-1].end
         self._tail = Tail(end.index, end.term, tuning.tail_bytes)
         self.synced_index = end.index
@@ -79,30 +103,30 @@ class Journal:
     ) -> Journal:
         """Check every record, cut what was never acknowledged, and go on. Creates the journal in a directory that never held one.
 
-        Raises JournalCorrupt, HardStateCorrupt or WrongCluster, having changed nothing. Without `reserve` no segment is held back.
+        Raises JournalCorrupt, HardStateCorrupt, WrongMember or WrongCluster, having changed nothing. Without `reserve` no segment is held
+        back.
         """
         tuning = tuning or Tuning()
         disk.make_directory(directory)
-        cluster = cluster_digest(tuning.cluster_id)
-        findings = recovery.inspect(disk, directory, cluster, segment_bytes)
+        findings = recovery.inspect(disk, directory, tuning.owner, segment_bytes)
         try:
             if findings.damage is not None:
                 raise JournalCorrupt(findings.damage)
-            tuning.accept(findings.segments[0].first_index if findings.segments else 1)
+            tuning.accept(_reach(findings))
         except RaftmetaError:
             recovery.close(findings)
             raise
         pool = SparePool(disk, directory, segment_bytes, 1 + reserve, tuning.worker, findings.next_serial, deque(findings.spares))
         room = Room(pool, int(reserve))
-        segments = SegmentList(recovery.adopt(disk, directory, findings), findings.segments, pool, cluster)
+        hard = recovery.adopt(disk, directory, findings, tuning.owner, Promise(joining=tuning.joining))
+        segments = SegmentList(hard, findings.segments, pool, cluster_digest(tuning.owner.cluster_id))
         if not segments.all:
             try:
                 room.claim(1)
             except DiskFull:
                 segments.close()
                 raise
-            state = segments.hard.state
-            segments.begin(Cursor(DATA_START, 0, 0, 0), 0, (state.term, state.voted_for))
+            segments.begin(Cursor(DATA_START, 0, 0, 0), 0, hard.state.promise)
         journal = Journal(segments, room, tuning)
         pool.top_up()
         return journal
@@ -126,6 +150,11 @@ class Journal:
     def bytes(self) -> int:
         """Size of headers and synced records; files are longer, each has its full segment allocated."""
         return sum(segment.end.offset for segment in self._segments.all)
+
+    @property
+    def unused_bytes(self) -> int:
+        """What the disk gives for segments that were ended before they were full."""
+        return sum(segment.capacity - segment.end.offset for segment in self._segments.all[:-1])
 
     def bytes_after(self, index: int) -> int:
         """About how much of `bytes` holds records behind `index`: exact but for the segment in which it lies."""
@@ -182,6 +211,15 @@ class Journal:
             raise ValueError(f"term {term} with vote {voted_for!r} cannot follow term {self.term}")
         self.term, self.voted_for = term, voted_for
 
+    @property
+    def committed_index(self) -> int:
+        """Last index known to be committed, now or in an earlier life; it may be behind. No leader may contradict what is up to here."""
+        return self._segments.committed
+
+    def note_committed(self, index: int) -> None:
+        """Goes to the disk with the next mark."""
+        self._segments.committed = max(self._segments.committed, min(index, self.last_index))
+
     def has_room(self, n_bytes: int) -> bool:
         """Whether a record of that size fits without the reserve, which is for what a member must write even when its disk is full."""
         if self._failed is not None:
@@ -211,12 +249,14 @@ class Journal:
         self._check()
         if index > self.last_index:
             return
-        if index < self.first_index:
-            raise ValueError(f"a cut at {index} would reach below the first record, {self.first_index}")
+        if index < self.first_index or index <= self.committed_index:
+            raise ValueError(f"a cut at {index} would reach below record {self.first_index}, or what is committed, {self.committed_index}")
         if index <= self.synced_index:
-            self._claim(1)
             with self._fatal:
-                self._cut = self._segments.plan_cut(index)
+                cut = self._segments.plan_cut(index)
+            if not cut.in_place:
+                self._claim(1)
+            self._cut = cut
             self.synced_index = index - 1
         last_term = self.term_at(index - 1)
         assert last_term is not None
@@ -227,8 +267,8 @@ class Journal:
         """Make all of it durable and return the seconds it took, 0.0 when nothing was pending. Raises DiskFailed: end the process."""
         self._check()
         hard, state = self._hard, self._hard.state
-        promise = self.term, self.voted_for
-        changed = promise != (state.term, state.voted_for)
+        promise = self._promise
+        changed = promise != state.promise
         pending = self._tail.after(self.synced_index)
         if not (pending or changed or self._cut) and hard.settled:
             return 0.0
@@ -239,7 +279,7 @@ class Journal:
                 self._segments.make(self._cut, promise)
                 self._cut = None
             elif changed or not hard.settled:
-                hard.write(*promise, state.segments)
+                hard.write(promise, state.segments)
             if pending:
                 self._segments.write(pending, promise)
         self.synced_index = self.last_index
@@ -252,13 +292,13 @@ class Journal:
         self._check()
         with self._fatal:
             again = self._pool.tend(now)
-            segment, hard = self._segments.all[-1], self._hard
-            if self._cut is not None or not (segment.mark_due or not hard.settled):
+            if self._cut is not None or self._segments.settled:
                 return again
-            if self._quiet_since is None:
-                self._quiet_since = now
-            if now < self._quiet_since + QUIET_S:
-                return min(again, self._quiet_since + QUIET_S)
+            self._quiet_since = now if self._quiet_since is None else self._quiet_since
+            self._behind_since = now if self._behind_since is None else self._behind_since
+            due = min(self._quiet_since + QUIET_S, self._behind_since + BEHIND_S)
+            if now < due:
+                return min(again, due)
             self._settle()
         return again
 
@@ -271,9 +311,19 @@ class Journal:
         if count == 0 or self._cut is not None:
             return 0
         with self._fatal:
-            self._segments.drop_first(count, (self.term, self.voted_for))
+            self._segments.drop_first(count, self._promise)
             self._pool.retry()
         return count
+
+    def grant_vote(self) -> None:
+        """This member may vote from here on: it holds again what it may have acknowledged, or nobody ever acknowledged anything."""
+        self.joining = False
+        self.sync()
+
+    def await_snapshot(self, index: int, term: int) -> None:
+        """Promise that a verified snapshot of (index, term) may take the journal's place: no other one that reaches beyond it may."""
+        self.awaited = index, term
+        self.sync()
 
     def reset(self, index: int, term: int) -> None:
         """Empty the log: a durable, verified snapshot stands in for everything up to (index, term). Raises DiskFull, nothing changed.
@@ -284,8 +334,10 @@ class Journal:
         self._claim(1)
         if term > self.term:
             self.term, self.voted_for = term, ""
+        self.awaited = (0, 0)
+        self._segments.committed = index
         with self._fatal:
-            self._segments.begin(Cursor(DATA_START, index, term, 0), 0, (self.term, self.voted_for))
+            self._segments.begin(Cursor(DATA_START, index, term, 0), 0, self._promise)
             self._pool.retry()
         self._cut = None
         self.synced_index = index
@@ -302,6 +354,10 @@ class Journal:
         self._segments.close()
 
     # inside
+
+    @property
+    def _promise(self) -> Promise:
+        return Promise(self.term, self.voted_for, self.joining, self.awaited)
 
     def _check(self) -> None:
         if self._failed is not None:
@@ -320,9 +376,17 @@ class Journal:
             raise
 
     def _replan(self) -> None:
-        active = self._segments.all[-1]
-        self._room.plan(active.end.offset, active.capacity, self._cut is not None, self._tail.after(self.synced_index))
+        active, cut = self._segments.all[-1], self._cut
+        in_place = cut is not None and cut.in_place
+        end = cut.previous.offset if cut is not None and in_place else active.end.offset
+        self._room.plan(end, active.capacity, cut is not None and not in_place, self._tail.after(self.synced_index))
 
     def _settle(self) -> None:
         self._segments.settle()
-        self._quiet_since = None
+        self._quiet_since = self._behind_since = None
+
+
+def _reach(findings: recovery.Findings) -> Reach:
+    if findings.hard is None or not findings.segments:
+        return Reach()
+    return Reach(findings.segments[0].first_index, findings.segments[-1].last_index, findings.hard.state.promise.awaited)

@@ -2,7 +2,9 @@
 
 The library counts the votes and changes the terms; this decides which requests it hears of and when it may begin. A member stands only
 after a majority said that it hears no leader either (R8) and while no majority contradicts its state, votes for nobody while it hears a
-leader, and has no vote before it has caught up (joining.py). Asked by the engine, which it knows as its `Owner` only.
+leader, and has no vote before it has caught up (hard_state.py). One with the marker of a first start has a vote once every other member
+said that it holds nothing: whoever holds something may hold what an earlier life of this one acknowledged. Asked by the engine, which it
+knows as its `Owner` only.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Elections:
         self._owner, self._journal, self._hooks = owner, journal, hooks
         self._id, self._timing, self._clock, self._rules = setup.member_id, setup.timing, setup.ports.clock, setup.rules
         self.pre_vote, self._voters = PreVoteRound(self._timing.heartbeat_s), Voters()
+        self._founding = setup.bootstrap
+        self._empty: set[str] = set()  # peers that hold nothing, asked in this life of the member
         self._heard_at = float("-inf")
         self._before_loss: tuple[float, float] | None = None  # when the leader was heard and the election was due, before its link closed
 
@@ -57,6 +61,8 @@ class Elections:
         if self._before_loss is not None and peer == self._owner.leader_id and not restarted:
             self._heard_at, self._owner.election_due = self._before_loss
             self._before_loss = None
+        if self._owner.joining and self._founding:
+            self._hooks.send(peer, self._question())
 
     def link_closed(self, peer: str) -> None:
         owner = self._owner
@@ -78,12 +84,15 @@ class Elections:
     # ------------------------------------------------------------------ standing
 
     def is_eligible(self) -> bool:
-        """Whether this member may ever stand, as things are now."""
-        return not self._owner.joining and not self._owner.standing_by and self._is_member()
+        """Whether its election deadline means anything to this member: it may stand then, or ask the others for a first start."""
+        return (not self._owner.joining or self._founding) and not self._owner.standing_by and self._is_member()
 
     def may_stand(self, by_transfer: bool) -> bool:
         """The election deadline has passed (R8). Asks for pre-votes where it takes them."""
         if not self.is_eligible():
+            return False
+        if self._owner.joining:
+            self._ask(self._clock())
             return False
         configuration = self._owner.configuration
         if by_transfer or configuration.quorum == 1:
@@ -94,11 +103,27 @@ class Elections:
         if self.pre_vote.won(frozenset(configuration.ids), configuration.quorum, now - self._timing.election_min_s):
             self.pre_vote.reset()
             return True
-        if self.pre_vote.due(self._owner.term, now):
-            ask = PreVote(self._owner.term, self._journal.last_index, self._journal.last_term)
-            for peer in configuration.peers_of(self._id):
-                self._hooks.send(peer, ask)
+        self._ask(now)
         return False
+
+    def _ask(self, now: float) -> None:
+        if self.pre_vote.due(self._owner.term, now):
+            for peer in self._owner.configuration.peers_of(self._id):
+                self._hooks.send(peer, self._question())
+
+    def _question(self) -> PreVote:
+        return PreVote(self._owner.term, self._journal.last_index, self._journal.last_term)
+
+    def on_empty(self, peer: str) -> None:
+        self._empty.add(peer)
+
+    def may_found(self) -> bool:
+        """Whether the members of the marker form the cluster now: neither this one nor any other holds anything."""
+        return self._founding and self._journal.last_index == 0 and not (self.unheard() and self._rules.ask_before_founding)
+
+    def unheard(self) -> tuple[str, ...]:
+        """Members of the marker that have not said yet that they hold nothing; none where that is not asked. From any thread."""
+        return tuple(peer for peer in self._owner.configuration.peers_of(self._id) if peer not in self._empty) if self._founding else ()
 
     def on_pre_vote_granted(self, peer: str, asked_term: int) -> None:
         self.pre_vote.grant(peer, asked_term, self._clock())
@@ -141,7 +166,7 @@ class Elections:
         newer = up_to_date(message.last_term, message.last_index, self._journal.last_term, self._journal.last_index)
         free = peer == owner.leader_id or not self._is_sticky(self._clock())
         granted = newer and free and message.term >= owner.term and not owner.joining
-        self._hooks.send(peer, PreVoteReply(owner.term, message.term, granted))
+        self._hooks.send(peer, PreVoteReply(owner.term, message.term, granted, self._journal.last_index == 0))
 
     def _is_sticky(self, now: float) -> bool:
         return self._owner.role == LEADER or is_sticky(self._heard_at, now, self._timing.election_min_s)

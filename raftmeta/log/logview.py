@@ -55,10 +55,10 @@ class LogView:
         return self._journal.voted_for or None
 
     def getRaftCommitIndex(self) -> int:
-        return self.base_index  # what a snapshot covers is committed; the rest is learnt from the leader
+        return self.base_index  # the wall sets what is known beyond it
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """The commit index is not stored: a restarted member learns it again."""
+        """The replica tells the journal, whose marks it goes with."""
 
     def onOneSecondTimer(self) -> None:
         """The library's timer for its own meta file, which we do not have."""

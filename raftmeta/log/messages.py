@@ -71,6 +71,7 @@ class PreVoteReply(Message, frozen=True, tag=6):
     term: int
     asked_term: int
     granted: bool
+    empty: bool = False  # the sender's log holds nothing and never did: what a member that would form the cluster must hear of everybody
 
 
 class SnapshotChunk(Message, frozen=True, tag=7):

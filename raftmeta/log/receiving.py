@@ -6,6 +6,8 @@ What cannot be stored is not answered: the leader sends it again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from raftmeta import codec
@@ -27,8 +29,9 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 class Receiving:
-    def __init__(self, store: SnapshotStore) -> None:
-        self._store = store
+    def __init__(self, store: SnapshotStore, announce: Callable[[int, int], object]) -> None:
+        """`announce`: told, durably, of the index and term of a snapshot that is about to be published."""
+        self._store, self._announce = store, announce
         self._incoming: Incoming | None = None
         self._lacking = (0, 0)  # bytes that have to be free, and the index of the snapshot that needs them
         self._refused = 0  # whole snapshots in a row that were not what had been announced
@@ -69,7 +72,7 @@ class Receiving:
         if incoming.offset < incoming.size_bytes:
             return incoming.offset, None
         self._incoming = None
-        found = incoming.finish(codec.restore, _admit)
+        found = incoming.finish(codec.restore, _admit, self._announce)
         if found is None:
             self._refused += 1
             self.finding = (

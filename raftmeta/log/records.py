@@ -1,10 +1,11 @@
 """The bytes of a journal segment: a header, two marks, and records that chain.
 
 Layout, little-endian. Block 0: magic, format, cluster digest, serial, first index, term and CRC of the record before, capacity; its last
-32 bytes are the SHA-256 of the rest. Blocks 1 and 2: one mark each (magic, sequence, end, last index, last term, chained CRC, CRC of the
-mark). From block 3: records of crc u32, length u32, index u64, term u64, payload, where crc is the CRC-32 of all that follows it, started
-from the crc of the record before. Zeros follow the last record. A mark speaks only of records that were synced before it was written:
-damage below the newest valid mark is corruption, above it a torn write. Sectors of 512 bytes are assumed to be written whole or not at all.
+32 bytes are the SHA-256 of the rest. Blocks 1 and 2: one mark each (magic, sequence, end, last index, last term, chained CRC, number of the
+hard state, committed index, CRC of the mark). From block 3: records of crc u32, length u32, index u64, term u64, payload, where crc is the
+CRC-32 of all that follows it, started from the crc of the record before. Zeros follow the last record. A mark speaks only of records that
+were synced before it was written: damage below the newest valid mark is corruption, above it a torn write. Sectors of 512 bytes are assumed
+to be written whole or not at all.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ FORMAT = 1
 
 _HEADER = struct.Struct("<8sI16sQQQIQ")
 _HEADER_MAGIC = b"rmsegm01"
-_MARK = struct.Struct("<8sQQQQI")
-_MARK_MAGIC = b"rmmark01"
+_MARK = struct.Struct("<8sQQQQIQQ")
+_MARK_MAGIC = b"rmmark02"
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<IQQ")  # length, index, term
 _RECORD = struct.Struct("<IIQQ")
@@ -50,9 +51,17 @@ class Cursor(msgspec.Struct, frozen=True, gc=False):
     crc: int
 
 
+class Known(NamedTuple):
+    """What a member knows beside its records, and must not forget."""
+
+    promised: int = 0  # number of the write of the hard state that first said what it says: an older hard state is noticed
+    committed: int = 0  # last index that is known to be committed: no leader may contradict it
+
+
 class Mark(NamedTuple):
     sequence: int
     cursor: Cursor
+    known: Known = Known()
 
 
 class Header(NamedTuple):
@@ -87,15 +96,15 @@ def decode_header(block: bytes) -> Header | str:
 
 def encode_mark(mark: Mark) -> bytes:
     at = mark.cursor
-    data = _MARK.pack(_MARK_MAGIC, mark.sequence, at.offset, at.index, at.term, at.crc)
+    data = _MARK.pack(_MARK_MAGIC, mark.sequence, at.offset, at.index, at.term, at.crc, *mark.known)
     return data + _CRC.pack(zlib.crc32(data))
 
 
 def decode_mark(data: bytes) -> Mark | None:
     if len(data) < MARK_BYTES or zlib.crc32(data[: _MARK.size]) != _CRC.unpack_from(data, _MARK.size)[0]:
         return None
-    magic, sequence, *cursor = _MARK.unpack_from(data)
-    return Mark(sequence, Cursor(*cursor)) if magic == _MARK_MAGIC else None
+    magic, sequence, *cursor, promised, committed = _MARK.unpack_from(data)
+    return Mark(sequence, Cursor(*cursor), Known(promised, committed)) if magic == _MARK_MAGIC else None
 
 
 class Scanner:

@@ -1,8 +1,8 @@
 """What a data directory holds, checked record by record, before anything is changed in it.
 
 `inspect` only reads: a member that refuses to start has touched no file. It stops at the first damage and keeps what precedes it, which is
-what `accept_loss` cuts to. `adopt` makes an undamaged finding the state to go on with, and removes files that the list of segments does not
-name.
+what `accept_loss` cuts to. A hard state that is older than a segment is refused before anything is made of its list. `adopt` makes an
+undamaged finding the state to go on with, and removes files that the list of segments does not name and that a crash may leave.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, DiskFailed
 from raftmeta.log.faults import Damage, HardStateCorrupt
-from raftmeta.log.hard_state import NAME, HardStateFile
-from raftmeta.log.records import cluster_digest
+from raftmeta.log.hard_state import NAME, HardStateFile, Owner, Promise, SegmentRow
+from raftmeta.log.records import BLOCK_BYTES, DATA_START, Known, Mark, cluster_digest, decode_header
 from raftmeta.log.segment import Segment
 from raftmeta.log.segments import SegmentList
 from raftmeta.log.spares import InlineWorker, SparePool, segment_path
@@ -35,8 +35,9 @@ class Findings(msgspec.Struct):
     next_serial: int
 
 
-def inspect(disk: Disk, directory: Path, cluster: bytes, spare_bytes: int) -> Findings:
-    """Raises HardStateCorrupt or WrongCluster; damage of records is returned."""
+def inspect(disk: Disk, directory: Path, owner: Owner, spare_bytes: int) -> Findings:
+    """Raises HardStateCorrupt, WrongMember or WrongCluster; damage of records is returned."""
+    cluster = cluster_digest(owner.cluster_id)
     names = disk.listdir(directory)
     serials = {name: _serial(name) for name in names}
     spares = [
@@ -48,13 +49,14 @@ def inspect(disk: Disk, directory: Path, cluster: bytes, spare_bytes: int) -> Fi
         if segment_names:
             raise HardStateCorrupt(directory / NAME, f"a file beside {len(segment_names)} segments", "none")
         return Findings(None, [], None, sorted(spares), _leftovers(names, set(), spares), next_serial)
-    hard = HardStateFile.load(disk, directory)
+    hard = HardStateFile.load(disk, directory, owner)
     rows = hard.state.segments
     known = {segment_path(directory, row.serial).name for row in rows}
     findings = Findings(
         hard, [], None, sorted(spares), _leftovers(names, known, spares), max([next_serial, *(row.serial + 1 for row in rows)])
     )
     try:
+        _check_age(disk, directory, hard, segment_names - known)
         _check_segments(disk, directory, cluster, findings)
     except BaseException:
         close(findings)
@@ -69,28 +71,28 @@ def close(findings: Findings) -> None:
         findings.hard.close()
 
 
-def adopt(disk: Disk, directory: Path, findings: Findings) -> HardStateFile:
+def adopt(disk: Disk, directory: Path, findings: Findings, owner: Owner, promise: Promise) -> HardStateFile:
     """Make an undamaged finding the durable state: leftovers gone, torn bytes cleared, both slots and the newest records written once more.
 
-    What was read may be in the page cache only, after a sync that failed; it has to be durable before anyone acts on it.
+    What was read may be in the page cache only, after a sync that failed; it has to be durable before anyone acts on it. Where there is
+    none, owner and promise are those of a new one.
     """
-    hard = findings.hard or HardStateFile.create(disk, directory)
+    hard = findings.hard or HardStateFile.create(disk, directory, owner, promise)
+    hard.write_settled(hard.state.promise, hard.state.segments)
     if findings.segments:
-        findings.segments[-1].renew()
-    state = hard.state
-    hard.write_settled(state.term, state.voted_for, state.segments)
+        active = findings.segments[-1]
+        active.renew(Known(hard.since, active.mark.known.committed))
     for name in findings.leftovers:  # last: until here the other slot may still name them
         disk.unlink(directory / name)
     return hard
 
 
-def accept_loss(disk: Disk, directory: Path, index: int, *, cluster_id: str, segment_bytes: int) -> tuple[int, int]:
+def accept_loss(disk: Disk, directory: Path, index: int, *, owner: Owner, segment_bytes: int) -> tuple[int, int]:
     """Give up the records from `index` on, which must be the damaged one that `inspect` named. Returns the range that is lost.
 
     Only for a single member whose operator said so. The damaged bytes stay on disk, as `lost-` files or behind the new end.
     """
-    cluster = cluster_digest(cluster_id)
-    findings = inspect(disk, directory, cluster, segment_bytes)
+    findings = inspect(disk, directory, owner, segment_bytes)
     damage = findings.damage
     if damage is None or damage.index != index:
         close(findings)
@@ -107,8 +109,9 @@ def accept_loss(disk: Disk, directory: Path, index: int, *, cluster_id: str, seg
         bad.seal(bad.end)
     lost = [row.serial for row in state.segments[len(findings.segments) :]]
     pool = SparePool(disk, directory, segment_bytes, 0, InlineWorker(), findings.next_serial, deque(findings.spares))
-    segments = SegmentList(findings.hard, findings.segments, pool, cluster)
-    segments.begin(previous, len(segments.all), (state.term, state.voted_for))
+    segments = SegmentList(findings.hard, findings.segments, pool, cluster_digest(owner.cluster_id))
+    segments.committed = min(segments.committed, previous.index)
+    segments.begin(previous, len(segments.all), state.promise)
     for serial in lost:
         path = segment_path(directory, serial)
         if disk.exists(path):
@@ -128,7 +131,7 @@ def _check_segments(disk: Disk, directory: Path, cluster: bytes, findings: Findi
             wrong = "no such file"
         else:
             wrong = segment.check_header(cluster)
-        promised = row.last_index if row.sealed else row.first_index - 1
+        promised = row.last_index if row.end else row.first_index - 1
         findings.damage = segment.damage(segment.end, wrong, promised) if wrong else segment.check(promised)
         if findings.damage is not None:
             through = max(findings.damage.through, _promised(disk, directory, findings.hard))
@@ -136,21 +139,53 @@ def _check_segments(disk: Disk, directory: Path, cluster: bytes, findings: Findi
             return
         if row.sealed:
             segment.close()
-    if findings.segments and findings.segments[-1].end.term > state.term:
+    term = state.promise.term
+    if findings.segments and findings.segments[-1].end.term > term:
         path = directory / NAME
-        raise HardStateCorrupt(path, f"a term of at least {findings.segments[-1].end.term}, that of the last record", f"term {state.term}")
+        raise HardStateCorrupt(path, f"a term of at least {findings.segments[-1].end.term}, that of the last record", f"term {term}")
+
+
+def _check_age(disk: Disk, directory: Path, hard: HardStateFile, unlisted: set[str]) -> None:
+    """Raises HardStateCorrupt when a segment knows of a newer hard state, or is one that a newer hard state must have listed.
+
+    A crash leaves segments that are not listed: one that was to be the next and holds nothing yet, and older ones that were to go.
+    """
+    path, state = directory / NAME, hard.state
+    last = state.segments[-1].serial if state.segments else 0
+    for name in sorted(unlisted):
+        if _serial(name) > last and not _holds_nothing(disk, directory / name):
+            raise HardStateCorrupt(path, f"a list that names {name}, which is not empty", f"one that ends with segment {last}")
+    if state.segments:
+        mark = _newest_mark(disk, directory, state.segments[-1])
+        if mark is not None and mark.known.promised > state.sequence:
+            raise HardStateCorrupt(path, f"state {mark.known.promised} or a later one, as segment {last} says", f"state {state.sequence}")
+
+
+def _holds_nothing(disk: Disk, path: Path) -> bool:
+    """Whether this is a segment as `begin` makes it, before its first record."""
+    file = disk.open(path)
+    try:
+        header = decode_header(disk.pread(file, BLOCK_BYTES, 0))
+        return not isinstance(header, str) and not any(disk.pread(file, BLOCK_BYTES, DATA_START))
+    finally:
+        disk.close(file)
+
+
+def _newest_mark(disk: Disk, directory: Path, row: SegmentRow) -> Mark | None:
+    segment = Segment(disk, directory, row, 0)
+    if not disk.exists(segment.path):
+        return None
+    try:
+        return segment.newest_mark()
+    finally:
+        segment.close()
 
 
 def _promised(disk: Disk, directory: Path, hard: HardStateFile) -> int:
     """The last record that anything speaks of: the list, or a mark of the active segment."""
-    rows = hard.state.segments
-    last = Segment(disk, directory, rows[-1], 0)
-    if not disk.exists(last.path):
-        return last.first_index - 1
-    try:
-        return last.promised()
-    finally:
-        last.close()
+    row = hard.state.segments[-1]
+    mark = _newest_mark(disk, directory, row)
+    return max(row.first_index - 1, row.last_index, mark.cursor.index if mark else 0)
 
 
 def _serial(name: str) -> int:

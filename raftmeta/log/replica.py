@@ -172,8 +172,9 @@ class Replica:
         self._watch_leader()
         self._finish_reads()
         if self.engine.has_caught_up():
-            self._observer.caught_up()  # durable before the first vote
+            self._journal.grant_vote()
             self.engine.joining = False
+            self._observer.caught_up()
             self._reports.caught_up()
         self._reports.step(self._ports.clock())
         if not self.contradiction:  # a snapshot would outlive what is wrong only in memory
@@ -193,6 +194,7 @@ class Replica:
 
     def _ship(self, transmit: Transmit) -> None:
         """Sync what is pending, then let go of what waited for it."""
+        self._journal.note_committed(self.engine.commit_index)
         synced_s = self._journal.sync()
         if synced_s > 0.0:
             self.sync_s = synced_s  # the last one that had something to do

@@ -19,8 +19,10 @@ from raftmeta.log.records import (
     CHECKPOINT_BYTES,
     DATA_START,
     MARK_BYTES,
+    RECORD_HEAD_BYTES,
     Cursor,
     Header,
+    Known,
     Mark,
     Record,
     Scanner,
@@ -46,8 +48,7 @@ class Segment:
         self.capacity = capacity
         start = Cursor(DATA_START, row.first_index - 1, row.previous_term, row.previous_crc)
         self.end = start  # behind the last record written
-        self.marked = start  # what the newest mark says
-        self.mark_sequence = 1
+        self.mark = Mark(1, start)  # the newest
         self._synced = start
         self._file: File | None = None
         self._checkpoints = [start]  # at most CHECKPOINT_BYTES plus one record apart
@@ -62,19 +63,25 @@ class Segment:
         return self.end.index
 
     @property
+    def marked(self) -> Cursor:
+        """What the newest mark says of the records."""
+        return self.mark.cursor
+
+    @property
     def mark_due(self) -> bool:
         """Whether records are synced that no mark speaks of."""
         return self.marked.offset != self._synced.offset
 
     @staticmethod
-    def create(disk: Disk, directory: Path, spare: Path, header: Header) -> Segment:
+    def create(disk: Disk, directory: Path, spare: Path, header: Header, known: Known) -> Segment:
         """Turn a spare into a segment that is durable under its name but in no list yet."""
         row = SegmentRow(header.serial, header.first_index, header.previous_term, header.previous_crc)
         segment = Segment(disk, directory, row, header.capacity)
         file = disk.open(spare)
         image = encode_header(header)
         for sequence in (0, 1):
-            image += encode_mark(Mark(sequence, segment.end)).ljust(BLOCK_BYTES, b"\0")
+            segment.mark = Mark(sequence, segment.end, segment._bounded(known))
+            image += encode_mark(segment.mark).ljust(BLOCK_BYTES, b"\0")
         disk.pwrite(file, image, 0)
         disk.fsync(file)
         disk.close(file)
@@ -92,12 +99,34 @@ class Segment:
             self._runs += done.runs
         return start + done.taken
 
-    def write_mark(self) -> None:
+    def knows(self, known: Known) -> bool:
+        """Whether the newest mark says so much. Of a segment without records nothing more is said: see `renew`."""
+        noted = self.mark.known
+        return self.end.offset == DATA_START or (noted.promised == known.promised and noted.committed >= self._bounded(known).committed)
+
+    def write_mark(self, known: Known) -> None:
         """Write the mark of what the last sync covered. It becomes durable with the next sync."""
-        self.mark_sequence += 1
-        offset = BLOCK_BYTES * (1 + self.mark_sequence % 2)
-        self.disk.pwrite(self.file(), encode_mark(Mark(self.mark_sequence, self._synced)), offset)
-        self.marked = self._synced
+        self.mark = Mark(self.mark.sequence + 1, self._synced, self._bounded(known))
+        self.disk.pwrite(self.file(), encode_mark(self.mark), BLOCK_BYTES * (1 + self.mark.sequence % 2))
+
+    def note_end(self) -> SegmentRow:
+        """The row of the list, with how far this open segment is synced."""
+        return self.row_to(self._synced) if self._synced.offset > DATA_START else self.row
+
+    def row_to(self, end: Cursor) -> SegmentRow:
+        """The row, which says from now on that this open segment reaches so far at least."""
+        self.row = SegmentRow(*_place(self.row), False, end.offset, end.index, end.term, end.crc)
+        return self.row
+
+    def retreat(self, end: Cursor, known: Known) -> None:
+        """Clear the records behind `end`. A crash leaves all of them or none: the head of the first goes before the rest."""
+        behind = self.end.offset
+        self._forget(end)
+        self.write_mark(known)
+        self.sync()
+        for size in (RECORD_HEAD_BYTES, behind - end.offset):
+            self.disk.pwrite(self.file(), bytes(size), end.offset)
+            self.disk.fdatasync(self.file())
 
     def sync(self) -> None:
         self.disk.fdatasync(self.file())
@@ -105,13 +134,9 @@ class Segment:
 
     def seal(self, end: Cursor) -> None:
         """Let the segment end at `end`: what lies behind no longer counts. Durable once the list of segments says so."""
-        row = self.row
-        self.row = SegmentRow(
-            row.serial, row.first_index, row.previous_term, row.previous_crc, True, end.offset, end.index, end.term, end.crc
-        )
-        self.end = self.marked = self._synced = end
-        self._checkpoints = [cursor for cursor in self._checkpoints if cursor.index <= end.index]
-        self._runs = [run for run in self._runs if run[0] <= end.index]
+        self.row = SegmentRow(*_place(self.row), True, end.offset, end.index, end.term, end.crc)
+        self._forget(end)
+        self.mark = self.mark._replace(cursor=end)
         self.close()
 
     def term_at(self, index: int) -> int:
@@ -155,23 +180,23 @@ class Segment:
         capacity = self.disk.size(self.file())
         if capacity < DATA_START:
             return self.damage(self.end, f"the end of the file at {capacity}", promised)
-        scanner = Scanner(self.disk, self.file(), self.end, self.row.end if self.row.sealed else capacity)
+        row = self.row
+        scanner = Scanner(self.disk, self.file(), self.end, row.end if row.sealed else capacity)
         marks = [mark for mark in map(self._read_mark, (0, 1)) if mark]
-        newest = max(marks, key=lambda mark: mark.sequence, default=Mark(0, self.end))
-        passed = newest.cursor == self.end
+        self.mark = max(marks, key=lambda mark: mark.sequence, default=Mark(0, self.end))
+        awaited = {self.marked, Cursor(row.end, row.last_index, row.last_term, row.last_crc) if row.end else self.end} - {self.end}
         for _ in scanner:
             self._learn(scanner.cursor)
-            passed = passed or scanner.cursor == newest.cursor
+            awaited.discard(scanner.cursor)
         self.capacity = capacity
-        if self.row.sealed:
-            row = self.row
+        if row.sealed:
             whole = Cursor(row.end, row.last_index, row.last_term, row.last_crc)
             return None if self.end == whole else self.damage(self.end, scanner.broken or "another record", row.last_index)
         if not marks:
             return self.damage(self.end, "two damaged marks", promised)
-        self.mark_sequence, self.marked = newest
         self._synced = self.marked
-        return None if passed else self.damage(self.end, scanner.broken or "no record that ends at the mark", newest.cursor.index)
+        missing = max(awaited, key=lambda cursor: cursor.index, default=None)
+        return self.damage(self.end, scanner.broken or "no record that ends there", missing.index) if missing else None
 
     def check_header(self, cluster: bytes) -> str:
         """What is wrong with the header, "" when it is the one that the list of segments names."""
@@ -185,11 +210,11 @@ class Segment:
             return f"the header of segment {header.serial} from record {header.first_index}"
         return ""
 
-    def promised(self) -> int:
-        """The last record that a mark speaks of, or the one before the first."""
-        return max((mark.cursor.index for mark in map(self._read_mark, (0, 1)) if mark), default=self.first_index - 1)
+    def newest_mark(self) -> Mark | None:
+        """Read from the disk; None when both are damaged."""
+        return max((mark for mark in map(self._read_mark, (0, 1)) if mark), key=lambda mark: mark.sequence, default=None)
 
-    def renew(self) -> None:
+    def renew(self, known: Known) -> None:
         """After a restart: make durable what was read and clear what was not, so that nothing behind the end can ever chain again.
 
         The records above the mark are written once more, not only synced: after a failed sync the kernel shows them as read although the
@@ -209,7 +234,7 @@ class Segment:
                     self.disk.pwrite(file, _ZEROS[: len(block)], offset + at)
         self.sync()
         if self.end.offset > DATA_START:  # one that says nothing would stand beside the first that does, and outlive it under a zeroed tail
-            self.write_mark()
+            self.write_mark(known)
             self.sync()
 
     def damage(self, cursor: Cursor, found: str, through: int = 0) -> Damage:
@@ -226,6 +251,12 @@ class Segment:
             self.disk.close(self._file)
             self._file = None
 
+    def _forget(self, end: Cursor) -> None:
+        """What this object knows of records behind `end`, which become durable no more or are durable no longer."""
+        self.end = self._synced = end
+        self._checkpoints = [cursor for cursor in self._checkpoints if cursor.index <= end.index]
+        self._runs = [run for run in self._runs if run[0] <= end.index]
+
     def _learn(self, cursor: Cursor) -> None:
         """Take in a record that was read."""
         if self.end.offset - self._checkpoints[-1].offset >= CHECKPOINT_BYTES:
@@ -237,6 +268,10 @@ class Segment:
     def _checkpoint(self, index: int) -> Cursor:
         return self._checkpoints[bisect.bisect_right(self._checkpoints, index, key=lambda cursor: cursor.index) - 1]
 
+    def _bounded(self, known: Known) -> Known:
+        """As far as a mark may say it now."""
+        return Known(known.promised, min(known.committed, self._synced.index))
+
     def _leave(self) -> None:
         """Sealed segments are many and read seldom: they hold no file open."""
         if self.row.sealed:
@@ -244,3 +279,8 @@ class Segment:
 
     def _read_mark(self, slot: int) -> Mark | None:
         return decode_mark(self.disk.pread(self.file(), MARK_BYTES, BLOCK_BYTES * (1 + slot)))
+
+
+def _place(row: SegmentRow) -> tuple[int, int, int, int]:
+    """What names the segment and chains it to the one before."""
+    return row.serial, row.first_index, row.previous_term, row.previous_crc

@@ -39,7 +39,7 @@ class Setup(msgspec.Struct, frozen=True):
     member_id: str
     applied_index: int  # covered by the recovered state
     configurations: tuple[tuple[int, Configuration], ...]
-    bootstrap: bool  # the first leader writes the configuration as an entry
+    bootstrap: bool  # a first start: the members of the marker form the cluster, and their first leader writes it as an entry
     joining: bool  # started with nothing: no vote before it has caught up
     timing: Timing
     ports: Ports

@@ -1,9 +1,10 @@
 """The bytes of a snapshot file, and reading them without trust.
 
-Image, little-endian: magic, format u32, index u64, term u64, length of the configuration u32, configuration, SHA-256 of all that; then
-chunks of length u32, SHA-256, data; then a length of 0, the number of chunks u64, the sum of their lengths u64. Behind the image: magic,
-image size u64, SHA-256 of the image. Members send each other the image, by offset, and know it by size and SHA-256; so a byte that changed
-anywhere in the file, or a file that ends early or late, is found. The data of the chunks is the state codec's and is not looked at.
+Image, little-endian: magic, format u32, digest of the cluster's id, index u64, term u64, length of the configuration u32, configuration,
+SHA-256 of all that; then chunks of length u32, SHA-256, data; then a length of 0, the number of chunks u64, the sum of their lengths u64.
+Behind the image: magic, image size u64, SHA-256 of the image. Members send each other the image, by offset, and know it by size and
+SHA-256; so a byte that changed anywhere in the file, or a file that ends early or late, is found. The data of the chunks is the state
+codec's and is not looked at.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, File
-from raftmeta.log.faults import SnapshotCorrupt
+from raftmeta.log.faults import SnapshotCorrupt, WrongCluster
 
 MAX_CHUNK_BYTES = 16 << 20
 MAX_CONFIG_BYTES = 1 << 20
@@ -26,14 +27,23 @@ SYNC_BYTES = 4 << 20  # written between two syncs: a whole file at once would ke
 
 _MAGIC = b"rmsnap01"
 _END_MAGIC = b"rmsnapOK"
-_FORMAT = 1
-_HEAD = struct.Struct("<8sIQQI")
+_FORMAT = 2
+_HEAD = struct.Struct("<8sI16sQQI")
 _CHUNK = struct.Struct("<I32s")
 _END = struct.Struct("<IQQ")
 _TRAILER = struct.Struct("<8sQ32s")
 _DIGEST_BYTES = 32
 
 T = TypeVar("T")
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What stands before the chunks."""
+
+    cluster: bytes  # 16 bytes, see records.py
+    index: int
+    term: int
+    config: bytes
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True):
@@ -46,16 +56,14 @@ class SnapshotMeta(msgspec.Struct, frozen=True):
     sha256: bytes  # of the image
 
 
-def write_image(
-    disk: Disk, file: File, position: tuple[int, int, bytes], chunks: Iterable[bytes], pause: Callable[[], None] | None
-) -> SnapshotMeta:
-    """Write image and trailer of the snapshot at `position` (index, term, config); the last of it is not synced."""
-    index, term, config = position
+def write_image(disk: Disk, file: File, head: Head, chunks: Iterable[bytes], pause: Callable[[], None] | None) -> SnapshotMeta:
+    """Write image and trailer; the last of it is not synced."""
+    cluster, index, term, config = msgspec.structs.astuple(head)
     if len(config) > MAX_CONFIG_BYTES:
         raise ValueError(f"a configuration of {len(config)} bytes, the limit is {MAX_CONFIG_BYTES}")
-    head = _HEAD.pack(_MAGIC, _FORMAT, index, term, len(config)) + config
+    start = _HEAD.pack(_MAGIC, _FORMAT, cluster, index, term, len(config)) + config
     whole = hashlib.sha256()
-    offset = _put(disk, file, head + hashlib.sha256(head).digest(), 0, whole)
+    offset = _put(disk, file, start + hashlib.sha256(start).digest(), 0, whole)
     count = total = synced = 0
     for chunk in chunks:
         if not 0 < len(chunk) <= MAX_CHUNK_BYTES:
@@ -78,20 +86,22 @@ def write_trailer(disk: Disk, file: File, meta: SnapshotMeta) -> None:
     disk.pwrite(file, _TRAILER.pack(_END_MAGIC, meta.size_bytes, meta.sha256), meta.size_bytes)
 
 
-def verify(disk: Disk, path: Path) -> SnapshotMeta:
-    """Read the whole file and check every digest. Raises SnapshotCorrupt."""
-    return read(disk, path, lambda chunks: None)[0]
+def verify(disk: Disk, path: Path, cluster: bytes) -> SnapshotMeta:
+    """Read the whole file and check every digest. Raises SnapshotCorrupt, WrongCluster."""
+    return read(disk, path, cluster, lambda chunks: None)[0]
 
 
-def read(disk: Disk, path: Path, build: Callable[[Iterator[bytes]], T]) -> tuple[SnapshotMeta, T]:
+def read(disk: Disk, path: Path, cluster: bytes, build: Callable[[Iterator[bytes]], T]) -> tuple[SnapshotMeta, T]:
     """Check every digest, and what `build` made of the data of the chunks on the way, which need not take them all.
 
-    Raises SnapshotCorrupt; what `build` raises only for a file that is whole.
+    Raises SnapshotCorrupt, and WrongCluster for a sound head of another cluster's; what `build` raises only for a file that is whole.
     """
     file = disk.open(path)
     try:
         reader = _Reader(disk, file, path)
-        index, term, config = reader.head()
+        head = reader.head()
+        if head.cluster != cluster:
+            raise WrongCluster(path, cluster.hex(), head.cluster.hex())
         chunks = reader.chunks()
         refused: RaftmetaError | None = None
         try:
@@ -108,7 +118,7 @@ def read(disk: Disk, path: Path, build: Callable[[Iterator[bytes]], T]) -> tuple
             raise SnapshotCorrupt(path, f"a trailer for {size} bytes with SHA-256 {digest.hex()}", found.hex() or "the end of the file")
         if refused is not None:
             raise refused
-        return SnapshotMeta(index, term, config, size, digest), built
+        return SnapshotMeta(head.index, head.term, head.config, size, digest), built
     finally:
         disk.close(file)
 
@@ -121,14 +131,14 @@ class _Reader:
         self.offset = 0
         self.whole = hashlib.sha256()
 
-    def head(self) -> tuple[int, int, bytes]:
+    def head(self) -> Head:
         start = self._take(_HEAD.size, "a header")
-        magic, number, index, term, length = _HEAD.unpack(start)
+        magic, number, cluster, index, term, length = _HEAD.unpack(start)
         if magic != _MAGIC or number != _FORMAT or length > MAX_CONFIG_BYTES:
             raise SnapshotCorrupt(self._path, f"magic {_MAGIC!r} format {_FORMAT}", f"{magic!r} format {number}")
         config = self._take(length, "the configuration")
         self._check(start + config, self._take(_DIGEST_BYTES, "the digest of the header"), "the header")
-        return index, term, config
+        return Head(cluster, index, term, config)
 
     def chunks(self) -> Iterator[bytes]:
         count = total = 0

@@ -2,12 +2,14 @@
 
 A file gets its final name only when it is complete, synced, read back and verified; so a final name never stands for an empty or partial
 file. `load` verifies in full. A damaged newest snapshot is passed over only when the journal still holds every record that an older one
-lacks; otherwise the member refuses to start. Nothing here forks or knows what a state is; `write` runs in a worker thread.
+lacks; otherwise the member refuses to start, as it does for a snapshot of another cluster. Nothing here forks or knows what a state is;
+`write` runs in a worker thread, which may outlive its member: after `close` it publishes and removes nothing more.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +18,8 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import Disk, DiskFull, File
 from raftmeta.log import snapshot_file
 from raftmeta.log.faults import SnapshotCorrupt
-from raftmeta.log.snapshot_file import SnapshotMeta
+from raftmeta.log.records import cluster_digest
+from raftmeta.log.snapshot_file import Head, SnapshotMeta
 
 __all__ = ["Incoming", "SnapshotCorrupt", "SnapshotGone", "SnapshotMeta", "SnapshotStore"]
 
@@ -39,9 +42,12 @@ class SnapshotGone(RaftmetaError):
 class SnapshotStore:
     """One directory of snapshots. One writer at a time; reading is safe from any thread."""
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(self, disk: Disk, directory: Path, cluster_id: str = "") -> None:
         self._disk = disk
         self._directory = directory
+        self._cluster = cluster_digest(cluster_id)
+        self._closed = False
+        self._publishing = threading.Lock()
         self.damaged: tuple[SnapshotCorrupt, ...] = ()  # what `load` passed over, newest first
         disk.make_directory(directory)
 
@@ -54,14 +60,14 @@ class SnapshotStore:
         temporary = self._directory / f"{_WRITING}{index:020d}.tmp"
         file = disk.open(temporary, create=True)
         try:
-            meta = snapshot_file.write_image(disk, file, (index, term, config), chunks, chunk_pause)
+            meta = snapshot_file.write_image(disk, file, Head(self._cluster, index, term, config), chunks, chunk_pause)
             disk.fsync(file)
         except DiskFull:
             disk.unlink(temporary)
             raise
         finally:
             disk.close(file)
-        found = snapshot_file.verify(disk, temporary)
+        found = snapshot_file.verify(disk, temporary, self._cluster)
         if found != meta:
             raise SnapshotCorrupt(temporary, f"what was written, SHA-256 {meta.sha256.hex()}", found.sha256.hex())
         self._publish(temporary, meta)
@@ -132,8 +138,15 @@ class SnapshotStore:
             raise ValueError(f"keep is {keep}, the newest snapshot always stays")
         old = [position for position in self._positions()[keep:] if position not in held]
         for index, term in old:
+            with self._publishing:
+                self._check_open()
             self._disk.unlink_large(self._path(index, term))
         return len(old)
+
+    def close(self) -> None:
+        """The member is another one from here on, and its directory with it. A worker that still writes ends with an error."""
+        with self._publishing:
+            self._closed = True
 
     # inside
 
@@ -152,14 +165,20 @@ class SnapshotStore:
         return self._disk.open(path)
 
     def _read(self, path: Path, position: tuple[int, int], build: Callable[[Iterator[bytes]], T]) -> tuple[SnapshotMeta, T]:
-        meta, built = snapshot_file.read(self._disk, path, build)
+        meta, built = snapshot_file.read(self._disk, path, self._cluster, build)
         if (meta.index, meta.term) != position:
             raise SnapshotCorrupt(path, f"index {position[0]}, term {position[1]}", f"index {meta.index}, term {meta.term}")
         return meta, built
 
     def _publish(self, temporary: Path, meta: SnapshotMeta) -> None:
-        self._disk.rename(temporary, self._path(meta.index, meta.term))
-        self._disk.sync_directory(self._directory)
+        with self._publishing:
+            self._check_open()
+            self._disk.rename(temporary, self._path(meta.index, meta.term))
+            self._disk.sync_directory(self._directory)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RaftmetaError("shutting_down", f"{self._directory} is not this store's any more")
 
     def _remove(self, prefix: str, keep: str) -> None:
         for name in self._disk.listdir(self._directory):
@@ -189,12 +208,16 @@ class Incoming:
         return True
 
     def finish(
-        self, build: Callable[[Iterator[bytes]], T], admit: Callable[[SnapshotMeta], None] = lambda meta: None
+        self,
+        build: Callable[[Iterator[bytes]], T],
+        admit: Callable[[SnapshotMeta], None] = lambda meta: None,
+        announce: Callable[[int, int], object] = lambda index, term: None,
     ) -> tuple[SnapshotMeta, T] | None:
         """Verify the whole and publish it. None when it is not what was announced: it is gone then and the transfer starts over.
 
         `build` gets the chunks before anything is published, and raises RaftmetaError `integrity` when they are no sound state; so does
-        `admit` of what else the file says. Reads the file once from start to end; for a large one, run it in a worker.
+        `admit` of what else the file says. `announce` is told of the sound snapshot before it gets its name. Reads the file once from start
+        to end; for a large one, run it in a worker.
         """
         if self._file is None or self.offset != self.size_bytes:
             raise ValueError(f"snapshot {self.index}: {self.offset} of {self.size_bytes} bytes are here")
@@ -211,6 +234,7 @@ class Incoming:
             self.fault = fault.detail
             self._disk.unlink(path)
             return None
+        announce(self.index, self.term)
         self._store._publish(path, found[0])
         return found
 

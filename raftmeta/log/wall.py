@@ -70,7 +70,9 @@ class Wall(SyncObj, ABC):  # type: ignore[misc]
         super().__init__(self._node(self._id), peers, conf=conf, transport=_Adapter(self), nodeClass=Peer)
         self._linked: set[Peer] = self._SyncObj__connectedNodes  # the library changes it in place
         self._poller = _NullPoller()
-        self._SyncObj__raftLastApplied = self._SyncObj__raftCommitIndex = setup.applied_index
+        self._SyncObj__raftLastApplied = setup.applied_index
+        known = self._journal.committed_index if self._rules.keep_committed else 0  # to an earlier life; no leader may contradict it
+        self._SyncObj__raftCommitIndex = max(setup.applied_index, known)
         if self.configuration.ids == (self._id,):
             self._SyncObj__raftElectionDeadline = self._ports.clock()  # nobody else could lead: a single member is ready at once
 

@@ -30,7 +30,7 @@ GOLDEN: list[tuple[m.AnyMessage, str]] = [
     (m.RequestVote(term=8, last_index=302, last_term=7, transfer=False), "950308cd012e07c2"),
     (m.VoteReply(term=8, granted=True), "930408c3"),
     (m.PreVote(term=7, last_index=302, last_term=7), "940507cd012e07"),
-    (m.PreVoteReply(term=7, asked_term=7, granted=False), "94060707c2"),
+    (m.PreVoteReply(term=7, asked_term=7, granted=False, empty=True), "95060707c2c3"),
     (
         m.SnapshotChunk(term=7, index=200, index_term=5, size_bytes=1 << 20, sha256=bytes(range(32)), offset=65_536, data=b"data", round=9),
         "990707ccc805ce00100000c420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fce00010000c4046461746109",

@@ -32,7 +32,7 @@ from raftmeta.log.setup import OP_COMMANDS
 from raftmeta.log.snapshots import SnapshotStore
 from tests.support.memory_disk import MemoryDisk
 from tests.support.scripted_cluster import Members
-from tests.support.scripted_member import DATA, ScriptedMember, open_member
+from tests.support.scripted_member import CLUSTER_ID, DATA, ScriptedMember, open_member
 from tests.support.state_hash import recompute_hash
 
 FLIP, ZERO, CUT, TAIL = "flipped", "zeroed", "cut", "tail zeroed"
@@ -115,7 +115,7 @@ def of_one_begun_twice(world: Members) -> None:
     assert member.replica is not None and member.journal is not None
     journal, engine = member.journal, member.replica.engine
     index, term = engine.applied_index, journal.last_term
-    store = SnapshotStore(member.disk, DATA / "snapshots")
+    store = SnapshotStore(member.disk, DATA / "snapshots", CLUSTER_ID)
     store.write(index, term, cfg.encode(engine.configuration), codec.snapshot_chunks(member.replica.state))
     journal.reset(index, term)
     journal.close()

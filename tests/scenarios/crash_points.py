@@ -97,6 +97,7 @@ def _left_behind(world: Members, victim: ScriptedMember) -> None:
 def _contradicted(world: Members, victim: ScriptedMember) -> None:
     """Its state becomes another one behind its back; the majority tells."""
     world.converge()
+    before = victim.told["caught up"]
     if victim.replica is not None:
         state = victim.replica.state
         victim.replica.state = msgspec.structs.replace(state, hash_sum=state.hash_sum ^ (1 << 200))
@@ -105,7 +106,7 @@ def _contradicted(world: Members, victim: ScriptedMember) -> None:
     world.write("g1")
     world.isolate(victim)
     world.heal(victim)
-    world.run(12.0, lambda: victim.told["caught up"] > 0)
+    world.run(12.0, lambda: victim.told["caught up"] > before)
     world.converge()
 
 

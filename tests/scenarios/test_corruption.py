@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from raftmeta.log.boot import Recovered
-from raftmeta.log.hard_state import NAME, SLOT_BYTES, HardState, HardStateFile
+from raftmeta.log.hard_state import NAME, SLOT_BYTES, HardState, HardStateFile, SegmentRow
 from raftmeta.log.journal import Journal
 from raftmeta.log.records import BLOCK_BYTES, DATA_START, Cursor, Mark, encode_mark, encode_records
 from raftmeta.log.spares import segment_path
@@ -52,8 +52,12 @@ def active(disk: MemoryDisk) -> tuple[Path, Cursor]:
 
 
 def put_marks(disk: MemoryDisk, path: Path, cursor: Cursor) -> None:
+    """Marks that say this, and a hard state that says nothing of the open segment."""
     for slot in (0, 1):
         disk.put(path, encode_mark(Mark(1000 + slot, cursor)), BLOCK_BYTES * (1 + slot))
+    hard = HardStateFile.load(disk, JOURNAL)
+    *sealed, row = hard.state.segments
+    hard.write_settled(hard.state.promise, (*sealed, SegmentRow(row.serial, row.first_index, row.previous_term, row.previous_crc)))
 
 
 def test_with_the_marks_off_a_cut_loses_acknowledged_records_silently() -> None:
@@ -107,7 +111,7 @@ def test_with_the_digest_of_the_hard_state_off_a_flipped_bit_changes_the_term_si
 
 def _term_in(body: bytes) -> int | None:
     try:
-        return msgspec.msgpack.decode(body, type=HardState).term
+        return msgspec.msgpack.decode(body, type=HardState).promise.term
     except msgspec.MsgspecError:
         return None
 
@@ -120,7 +124,7 @@ def test_with_the_digests_of_snapshots_off_a_flipped_bit_changes_the_members_sil
     assert outcome(flip.on(disk), expected, has_peers=True) == SET_ASIDE
     unchecked = flip.on(disk)
     image = bytearray(unchecked.contents(path)[:-48])
-    head = 32 + int.from_bytes(image[28:32], "little")
+    head = 48 + int.from_bytes(image[44:48], "little")
     image[head : head + 32] = hashlib.sha256(image[:head]).digest()
     unchecked.put(path, bytes(image) + b"rmsnapOK" + len(image).to_bytes(8, "little") + hashlib.sha256(image).digest())
     with pytest.raises(AssertionError, match="silently changed: members"):

@@ -27,9 +27,8 @@ def test_the_scripts_make_every_kind_of_call_and_do_what_they_are_for() -> None:
     trio, calls = undisturbed(SCRIPTS[1])
     assert trio.victim.promises.overruled
     assert {"bootstrapped", "snapshot installed", "set aside", "caught up"} <= set(trio.victim.told)
-    assert ("unlink", "joining") in calls
     damaged, calls = undisturbed(SCRIPTS[2])
-    assert damaged.victim.told["caught up"]
+    assert damaged.victim.told["caught up"] == 2  # once with the cluster
     assert ("rename", "kept segment") in calls
 
 
@@ -86,7 +85,7 @@ def loses(lie: tuple[str, str], after: tuple[str, str]) -> str:
     ("lie", "after", "what"),
     [
         (("fdatasync", "segment-"), ("fdatasync", "segment"), "record 2 was synced, the journal ends at 0"),
-        (("fdatasync", "hard-state"), ("fdatasync", "hard"), "term 1 went back to 0"),
+        (("fdatasync", "hard-state"), ("fdatasync", "hard"), "expected a list that names segment"),
         (("fsync", "writing-"), ("unlink", "segment"), "expected a header"),
         (("sync_directory", "snapshots"), ("unlink", "segment"), "expected a snapshot that reaches"),
         (("sync_directory", "journal"), ("fdatasync", "hard"), "term 1 went back to 0"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
     from tests.simulation.faults import Faults
 
+COPIED = ("segment-", HARD_STATE)
 JOURNAL, SNAPSHOTS, KEPT = DIRECTORY / "journal", DIRECTORY / "snapshots", DIRECTORY / KEPT_NAME
 
 
@@ -30,10 +31,7 @@ class Damage:
     def over(self, member: SimMember) -> None:
         """It has caught up; an operator has looked at what was kept, and removed it."""
         self.members.discard(member.id)
-        for folder in (KEPT, KEPT / "journal", KEPT / "snapshots"):
-            for name in member.disk.listdir(folder):
-                member.disk.unlink(folder / name)
-            member.disk.sync_directory(folder)
+        member.disk.remove(KEPT)
 
     def flip_any(self) -> None:
         self.flip(self._faults.pick(), self._faults.random.uniform(0.1, 3.0))
@@ -76,6 +74,34 @@ class Damage:
         if len(self._cluster.members) == 5 and member.replica is not None and self.change_state(self._cluster.members[first]):
             self._faults.count("two states changed")
             self._change(member, member.replica)
+
+    def wipe(self) -> None:
+        """Replace a member's disk; it gets the marker of its first start again, as whoever rolls out machines would do it."""
+        member = self._faults.pick()
+        if member.replica is not None and self._may_harm(member.replica):
+            self._faults.count("disk replaced")
+            self.members.add(member.id)
+            self._cluster.crash(member, self._faults.random.uniform(0.1, 3.0), before=lambda: member.replace_disk(with_marker=True))
+
+    def copy_a_file(self) -> None:
+        """Back up one file of a running member; some time later it is put back."""
+        member = self._faults.pick()
+        if member.alive:
+            path = self._faults.random.choice([JOURNAL / name for name in member.disk.listdir(JOURNAL) if name.startswith(COPIED)])
+            copy = member.disk, path, member.disk.contents(path)
+            self._cluster.at(self._cluster.now + self._faults.random.uniform(0.1, 5.0), self._put_back, (member, *copy))
+
+    def _put_back(self, copy: tuple[SimMember, MemoryDisk, Path, bytes]) -> None:
+        """While nothing was written that the hard state or a mark does not know of yet."""
+        member, disk, path, data = copy
+        replica, journal = member.replica, member.journal
+        if replica is None or journal is None or member.disk is not disk or not disk.exists(path) or not self._may_harm(replica):
+            return
+        at_rest = journal._segments.settled and journal._segments.all[-1].row.end == journal._segments.all[-1].end.offset
+        if at_rest and disk.contents(path) != data:
+            self._faults.count("old file")
+            self.members.add(member.id)
+            self._cluster.crash(member, self._faults.random.uniform(0.1, 3.0), before=lambda: disk.put(path, data))
 
     def _change(self, member: SimMember, replica: Replica) -> None:
         self._faults.count("state changed")

@@ -29,7 +29,7 @@ ANY = (
     "crash inside a step", "partition", "partial partition", "one-way cut", "weather", "loss", "duplication", "delay", "heal",
     "bit flip", "state changed", "set aside", "snapshot installed", "member removed", "member added", "client retry", "stale message",
     "vote race", "flip race", "two that differ", "deaf leader", "blink", "transfer", "absence",
-    "two states changed",
+    "two states changed", "disk replaced", "old file", "refused",
 )  # fmt: skip
 EXPECTED = (*(f"{kind} {role}" for kind in BY_ROLE for role in ("follower", "leader")), *ANY)  # none may stay at zero over many seeds
 
@@ -62,6 +62,8 @@ class Faults:
             "clock_jump": (self._clock_jump, 1),
             "flip": (self.damage.flip_any, 1),
             "change_state": (self.damage.change_any, 1),
+            "wipe": (self.damage.wipe, 1),
+            "old_file": (self.damage.copy_a_file, 1),
             "change_two": (self.damage.change_two_of_five, 1),
             "membership": (self._membership.change, 1),
             "vote_race": (self.races.vote_race, 1),

@@ -109,6 +109,11 @@ class Invariants:
         """On a new link what was under way on the old one is sent again."""
         self._under_way.pop((member, peer), None)
 
+    def disk_replaced(self, member: str) -> None:
+        """It cannot know in which term it was, and may promise nothing until the others told it."""
+        self._terms.pop(member, None)
+        self._commits.pop(member, None)
+
     def booted(self, member: str, replica: Replica, journal: Journal) -> None:
         """A restart may forget how far the log is committed, never a term it acted in, nor an entry that made a majority."""
         self._commits[member] = replica.engine.commit_index

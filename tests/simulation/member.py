@@ -11,14 +11,16 @@ from raftmeta.core.commands import Body
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.durable import DiskFailed, DiskFull
-from raftmeta.log import joining, quarantine
+from raftmeta.log import quarantine
 from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
+from raftmeta.log.faults import HardStateCorrupt
 from raftmeta.log.guard import Rules
+from raftmeta.log.hard_state import NAME, HardStateFile, Owner
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AnyMessage
-from raftmeta.log.opening import Openers, open_log
+from raftmeta.log.opening import Openers, Whose, open_log
 from raftmeta.log.peers import PeerEvent
 from raftmeta.log.quarantine import Quarantine, Quarantined
 from raftmeta.log.replica import Replica, ReplicaSetup
@@ -52,6 +54,7 @@ class SimMember:
         self.id, self._world = member_id, world
         self._marker = self._configured = marker
         self.random = Random(f"{seed} {member_id}")
+        self._owner = Owner(CLUSTER_ID, member_id)
         self.disk = MemoryDisk(self.random.getrandbits(32))
         self.incarnation = 0
         self.replica: SimReplica | None = None
@@ -63,7 +66,8 @@ class SimMember:
         self.wall_offset_ms = 0
         self.halted = ""
         self.set_aside_now = False
-        self._joined = False  # it was joining at its last start
+        self._began = False  # its disk held a journal
+        self._joined = True  # it was joining at its last start, as everyone is at the first
         self.diverged = False  # its state was changed behind its back
 
     @property
@@ -80,9 +84,10 @@ class SimMember:
         self.incarnation += 1
         self.inbox = []
         try:
-            store = SnapshotStore(self.disk, DIRECTORY / "snapshots")
-            openers = Openers(self._open_journal, lambda journal, joins: self._recover(journal, StateLoader(store), joins))
-            self.journal, recovered = open_log(self.disk, DIRECTORY, openers, has_marker=self._marker is not None, has_peers=True)
+            store = SnapshotStore(self.disk, DIRECTORY / "snapshots", CLUSTER_ID)
+            openers = Openers(self._open_journal, lambda journal: self._recover(journal, StateLoader(store)))
+            self.journal, recovered = open_log(self.disk, DIRECTORY, openers, Whose(self._owner, True, self._began))
+            self._began = True
             exchange = SnapshotExchange(store, InlineWorker(), self.journal, self._world.exchange_settings)
             setup = ReplicaSetup(
                 member_id=self.id,
@@ -101,23 +106,44 @@ class SimMember:
                 self._world.set_aside(self)
             self._joined = recovered.joining
             self._world.booted(self)
+        except HardStateCorrupt:
+            if not self._world.is_damaged(self):
+                raise
+            self._world.count("refused")
+            self.end()
+            self.replace_disk(with_marker=False)  # as the message says
         except DiskFull:
-            if not self.disk.exists(DIRECTORY / joining.JOINING_NAME) and not self._world.is_damaged(self):
+            if not self._is_joining() and not self._world.is_damaged(self):
                 raise  # D4: what has a sound journal starts on a full disk
             self.power_off()
         except (PowerLost, DiskFailed):
             self.power_off()
 
+    def replace_disk(self, *, with_marker: bool) -> None:
+        """It starts with nothing the next time."""
+        self.disk = MemoryDisk(self.random.getrandbits(32))
+        self._marker = self._configured if with_marker else None
+        self._began = self._joined = False
+        self._world.invariants.disk_replaced(self.id)
+
     def _open_journal(self) -> Journal:
         world = self._world
-        tuning = Tuning(cluster_id=CLUSTER_ID, tail_bytes=world.tail_bytes, clock=world.clock)
+        tuning = Tuning(owner=self._owner, joining=True, tail_bytes=world.tail_bytes, clock=world.clock)
         return Journal.open(self.disk, DIRECTORY / "journal", segment_bytes=world.segment_bytes, tuning=tuning)
 
-    def _recover(self, journal: Journal, snapshots: StateLoader, joins: bool) -> Recovered:
-        if joins:
+    def _is_joining(self) -> bool:
+        """Whether it has no vote, by its disk."""
+        if not self.disk.exists(DIRECTORY / "journal" / NAME):
+            return True
+        hard = HardStateFile.load(self.disk, DIRECTORY / "journal")
+        hard.close()
+        return hard.state.promise.joining
+
+    def _recover(self, journal: Journal, snapshots: StateLoader) -> Recovered:
+        if quarantine.set_aside_before(self.disk, DIRECTORY) is not None:
             self._marker = None
         from_log = self._world.rules.boot_from_log
-        return recover(journal, snapshots, self._marker if from_log else self._configured, joining=joins, boot_from_log=from_log)
+        return recover(journal, snapshots, self._marker if from_log else self._configured, boot_from_log=from_log)
 
     def step(self) -> list[tuple[str, AnyMessage]]:
         """One step with everything that arrived. What it sent; when the member ended in it, what it sent before."""
@@ -162,7 +188,6 @@ class SimMember:
         self._world.invariants.installed(self.id, state)
 
     def caught_up(self) -> None:
-        joining.clear(self.disk, DIRECTORY)
         self._joined = False
         self._world.caught_up(self)
 

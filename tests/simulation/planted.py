@@ -19,7 +19,7 @@ from raftmeta import codec
 from raftmeta.core.outcomes import Draft
 from raftmeta.core.state import MODULUS_MASK, OUTCOME, State, leaf
 from raftmeta.core.work import Work
-from raftmeta.log import replication
+from raftmeta.log import recovery, replication
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.engine import Engine
 from raftmeta.log.guard import Rules
@@ -116,12 +116,14 @@ def _twice(original: Any, engine: Any) -> None:
     original(engine)
 
 
-def _forgotten_vote(original: Any, hard: Any, term: int, voted_for: str, segments: Any) -> None:
-    original(hard, term, "", segments)
+def _forgotten_vote(original: Any, hard: Any, promise: Any, segments: Any) -> None:
+    original(hard, msgspec.structs.replace(promise, voted_for=""), segments)
 
 
-def _forgotten_term(original: Any, hard: Any, term: int, voted_for: str, segments: Any) -> None:
-    original(hard, hard.state.term, voted_for if term == hard.state.term else "", segments)
+def _forgotten_term(original: Any, hard: Any, promise: Any, segments: Any) -> None:
+    known = hard.state.promise.term
+    voted_for = promise.voted_for if promise.term == known else ""
+    original(hard, msgspec.structs.replace(promise, term=known, voted_for=voted_for), segments)
 
 
 def _without_outcomes(original: Any, state: Any) -> Iterator[bytes]:
@@ -197,6 +199,8 @@ INSIDE = {"kinds": ("crash_inside", "crash_inside", "crash", "partition"), "gap_
 READS = {"kinds": ("weather", "partition", "heal"), "gap_s": 1.0, "rate": 100.0, "reads": 0.7, "members": 3}
 AWAY = {"kinds": ("absence",), "gap_s": 8.0, "stormy_s": 30.0}
 SILENT = {"kinds": ("one_way",), "gap_s": 10.0, "stormy_s": 30.0, "rate": 60.0}
+WIPES = {"kinds": ("wipe", "wipe", "crash", "partition", "heal"), "members": 3, "gap_s": 1.5, "stormy_s": 40.0}
+OLD = {"kinds": ("old_file", "old_file", "crash", "partition", "heal"), "members": 3, "gap_s": 1.5, "stormy_s": 40.0}
 FLIPS = {"kinds": ("flip_race",), "members": 3, "gap_s": 6.0, "stormy_s": 30.0}
 LATE = {"kinds": ("late", "deaf_leader", "deaf_leader"), "gap_s": 1.0, "rate": 5.0, "members": 5}
 LIVES = {"kinds": ("late", "crash", "blink", "transfer"), "gap_s": 0.5}
@@ -218,6 +222,8 @@ PLANTS: tuple[Plant, ...] = (
     Plant("journal cut on corruption", "D10", switch=_around(Segment, "check", _mark_ignored), plan=DAMAGE, budget=150),
     Plant("checksums of records ignored", "D5", switch=_replace(zlib, "crc32", lambda data, value=0: 7), plan=DAMAGE),
     Plant("outcomes left out of snapshots", "C2", switch=_around(codec, "snapshot_chunks", _without_outcomes), plan=CRASHES),
+    Plant("a first start asks nobody", "first start", rules=Rules(ask_before_founding=False), plan=WIPES, budget=100),
+    Plant("an older hard state is taken", "D7", switch=_replace(recovery, "_check_age", _nothing), plan=OLD, budget=200),
     # the protocol
     Plant("repeats not recognized", "C2", switch=_replace(Draft, "get", lambda draft, key: None)),
     Plant("matching entries cut", "R1", rules=Rules(keep_matching=False), plan=NETWORK),

@@ -9,6 +9,7 @@ import msgspec
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
 from raftmeta.log.engine import Engine
 from raftmeta.log.guard import Rules
+from raftmeta.log.hard_state import Owner
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AnyMessage, AppendEntries, AppendReply, Entry, PreVoteReply, SnapshotChunk, SnapshotReply, VoteReply
 from raftmeta.log.progress import Progress
@@ -34,18 +35,21 @@ def entry(index: int, term: int, text: str = "") -> Entry:
 class LoneEngine:
     """`m1` of the configuration; the library's clock is this object's while it is the newest one."""
 
-    def __init__(self, *, rules: Rules | None = None, configuration: Configuration | None = None, terms: tuple[int, ...] = ()) -> None:
-        """`terms`: the terms of the entries 1, 2, 3 ... that the journal holds already, synced."""
+    def __init__(
+        self, *, rules: Rules | None = None, configuration: Configuration | None = None, terms: tuple[int, ...] = (), committed: int = 0
+    ) -> None:
+        """`terms`: of the entries 1, 2, 3 ... that the journal holds already; `committed`: how many of them an earlier life knew to be."""
         import pysyncobj.syncobj
 
         self.now = 100.0
         pysyncobj.syncobj.monotonicTime = lambda: self.now
         self.disk = MemoryDisk(1)
-        self.journal = Journal.open(self.disk, DIRECTORY, segment_bytes=32 << 20, tuning=Tuning(cluster_id="test"))
+        self.journal = Journal.open(self.disk, DIRECTORY, segment_bytes=32 << 20, tuning=Tuning(owner=Owner("test", "m1")))
         if terms:
             self.journal.set_hard_state(terms[-1], "")
         for index, term in enumerate(terms, 1):
             self.journal.append(index, term, payload(f"{index}@{term}"))
+        self.journal.note_committed(committed)
         self.journal.sync()
         self.sent: list[tuple[str, AnyMessage]] = []
         self.applied: list[tuple[int, int]] = []

@@ -132,6 +132,12 @@ class MemoryDisk:
         del inode.data[size:]
         inode.durable_size = min(size, inode.durable_size)
 
+    def remove(self, directory: Path) -> None:
+        """Everything below it is gone for good, by somebody else's hand."""
+        for names in (self._names, self._durable_names, *(change for change, _ in self._pending)):
+            for path in [path for path in names if directory in path.parents]:
+                del names[path]
+
     def put(self, path: Path, data: bytes, offset: int = 0) -> None:
         """Write behind the back of the code under test, durably. Creates the file where missing."""
         inode = self._names.setdefault(path, _Inode())

@@ -15,14 +15,15 @@ from typing import Protocol
 
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
-from raftmeta.log import joining, quarantine
+from raftmeta.log import quarantine
 from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
+from raftmeta.log.hard_state import Owner
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.marker import consume_marker, read_marker
 from raftmeta.log.messages import AnyMessage, RequestVote, VoteReply
-from raftmeta.log.opening import Openers, open_log
+from raftmeta.log.opening import Openers, Whose, open_log
 from raftmeta.log.peers import PeerEvent
 from raftmeta.log.quarantine import Quarantine
 from raftmeta.log.replica import Replica, ReplicaSetup
@@ -33,6 +34,7 @@ from tests.support.memory_disk import MemoryDisk
 
 DATA = Path("/data")
 CLUSTER_ID = "scripted"
+OWNER = Owner(CLUSTER_ID, "any")  # every member has a disk of its own
 SEGMENT_BYTES = 17 << 10  # 5 KiB of it for records: a leader wants room for one of 4 KiB
 
 
@@ -43,17 +45,17 @@ def open_member(
 
     Without `look_first` snapshots are judged only after the journal was opened.
     """
-    snapshots = StateLoader(SnapshotStore(disk, DATA / "snapshots"))
+    snapshots = StateLoader(SnapshotStore(disk, DATA / "snapshots", CLUSTER_ID))
 
-    def recovered_from(journal: Journal, joins: bool) -> Recovered:
+    def recovered_from(journal: Journal) -> Recovered:
         marker = read_marker(disk, DATA)
-        return recover(journal, snapshots, marker.configuration if marker else None, joining=joins)
+        return recover(journal, snapshots, marker.configuration if marker else None)
 
-    tuning = Tuning(cluster_id=CLUSTER_ID, tail_bytes=2 << 10)
+    tuning = Tuning(owner=OWNER, joining=has_peers, tail_bytes=2 << 10)
     if look_first:
         tuning = replace(tuning, accept=snapshots.check)
     openers = Openers(lambda: Journal.open(disk, DATA / "journal", segment_bytes=segment_bytes, tuning=tuning), recovered_from)
-    return open_log(disk, DATA, openers, has_marker=read_marker(disk, DATA) is not None, has_peers=has_peers)
+    return open_log(disk, DATA, openers, Whose(OWNER, has_peers))
 
 
 class Promises:
@@ -64,7 +66,7 @@ class Promises:
         self.votes: dict[int, str] = {}  # by term
         self.commit_index = 0
         self.synced = (0, 0)  # index and term of the last synced record
-        self.set_aside = False  # was asked to; from then on it may begin again with nothing
+        self.set_aside = True  # is new or was asked to; until it has caught up it may begin again with nothing
         self.overruled = 0  # times that a synced suffix was replaced by another leader's
 
     def sent(self, name: str, peer: str, message: AnyMessage) -> None:
@@ -136,7 +138,7 @@ class ScriptedMember:
         random = Random(f"{self.name} {self.incarnation}")
         journal, recovered = open_member(disk, has_peers=len(world.names) > 1, segment_bytes=world.segment_bytes)
         self.promises.kept(journal, recovered)
-        exchange = SnapshotExchange(SnapshotStore(disk, DATA / "snapshots"), InlineWorker(), journal, world.exchange)
+        exchange = SnapshotExchange(SnapshotStore(disk, DATA / "snapshots", CLUSTER_ID), InlineWorker(), journal, world.exchange)
         ports = Ports(lambda: world.now, lambda: (world.names.index(self.name) + random.random()) / 4)
         setup = ReplicaSetup(self.name, Timing(), ports, world.wall_ms, lambda principal, body: True)
         self.journal = journal
@@ -177,7 +179,6 @@ class ScriptedMember:
 
     def caught_up(self) -> None:
         self.told["caught up"] += 1
-        joining.clear(self.disk, DATA)
         self.promises.set_aside = False
 
     def bootstrapped(self) -> None:

@@ -13,14 +13,15 @@ from raftmeta.core.commands import Body, Publish
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import VersionSummary
-from raftmeta.log import joining, quarantine
+from raftmeta.log import quarantine
 from raftmeta.log.boot import StateLoader, recover
 from raftmeta.log.configuration import Configuration, MemberSpec, configuration_of
 from raftmeta.log.exchange import ExchangeSettings, SnapshotExchange
 from raftmeta.log.guard import Rules
+from raftmeta.log.hard_state import Owner
 from raftmeta.log.journal import Journal, Tuning
 from raftmeta.log.messages import AnyMessage, Proposal
-from raftmeta.log.opening import Openers, open_log
+from raftmeta.log.opening import Openers, Whose, open_log
 from raftmeta.log.peers import Connected, Disconnected, PeerEvent, Received
 from raftmeta.log.proposals import Result, encode_body
 from raftmeta.log.quarantine import Quarantine, Quarantined
@@ -47,13 +48,14 @@ class Box:
         self.inbox: list[PeerEvent] = []
         self.incarnation = 0
         self.told: list[str] = []
-        tuning = Tuning(cluster_id="trio")
-        store = SnapshotStore(disk, Path("/data/snapshots"))
+        owner = Owner("trio", name)
+        tuning = Tuning(owner=owner, joining=True)
+        store = SnapshotStore(disk, Path("/data/snapshots"), "trio")
         openers = Openers(
             lambda: Journal.open(disk, Path("/data/journal"), segment_bytes=world.segment_bytes, tuning=tuning),
-            lambda journal, joins: recover(journal, StateLoader(store), None if joins else marker, joining=joins),
+            lambda journal: recover(journal, StateLoader(store), marker),
         )
-        self.journal, recovered = open_log(disk, Path("/data"), openers, has_marker=marker is not None, has_peers=True)
+        self.journal, recovered = open_log(disk, Path("/data"), openers, Whose(owner, has_peers=True))
         exchange = SnapshotExchange(store, InlineWorker(), self.journal, world.exchange)
         ports = Ports(lambda: world.now, lambda: world.jitter[name])
         setup = ReplicaSetup(name, Timing(), ports, lambda: world.wall_ms(name), world.authorize, world.rules)
@@ -67,7 +69,6 @@ class Box:
 
     def caught_up(self) -> None:
         self.told.append("caught up")
-        joining.clear(self.disk, Path("/data"))
 
     def bootstrapped(self) -> None:
         self.told.append("bootstrapped")

@@ -12,7 +12,11 @@ import pytest
 import structlog
 
 from raftmeta.config import InitialMember, PeerConfig, ServerConfig
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.events import Event
+from raftmeta.durable import OsDisk
+from raftmeta.log import quarantine
+from raftmeta.log.quarantine import Quarantine
 from raftmeta.member import Member
 from raftmeta.watch import WatchHub
 from tests.support.commands import publication
@@ -44,6 +48,25 @@ def test_what_happens_on_the_links_is_counted_by_name(tmp_path: Path) -> None:
                 break
             pause.wait(0.01)
         assert set(member.peer_events) == {"dial_failed"}
+    finally:
+        member.stop()
+
+
+@pytest.mark.parametrize("record", [b"", b"not what was written", None], ids=["empty", "damaged", "missing"])
+def test_evidence_that_cannot_be_read_keeps_no_healthy_member_down(tmp_path: Path, record: bytes | None) -> None:
+    """The record only says why; the files beside it are what counts, and they make a second setting aside stop."""
+    journal = tmp_path / "quarantined/journal"
+    journal.mkdir(parents=True)
+    (journal / "hard-state").write_bytes(b"evidence")
+    if record is not None:
+        (tmp_path / "quarantined/record").write_bytes(record)
+    member = Member.open(ServerConfig.development(tmp_path))
+    try:
+        checks = {check.name: check for check in member.checks()}
+        assert all(check.ok for check in checks.values())
+        assert str(tmp_path / "quarantined/record") in checks["kept-files"].reason
+        with pytest.raises(RaftmetaError, match="set aside before"):
+            quarantine.mark(OsDisk(), tmp_path, Quarantine("state_differs", "again", 1, ""))
     finally:
         member.stop()
 

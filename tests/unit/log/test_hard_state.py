@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raftmeta.durable import DiskFailed
-from raftmeta.log.hard_state import MAX_SEGMENTS, MAX_VOTE_BYTES, SLOT_BYTES, HardState, HardStateFile, SegmentRow
+from raftmeta.log.hard_state import MAX_SEGMENTS, MAX_VOTE_BYTES, NOBODY, SLOT_BYTES, HardState, HardStateFile, Promise, SegmentRow
 from raftmeta.log.journal import HardStateCorrupt, Journal
 from tests.support.journals import open_journal, segment_paths, written
 from tests.support.memory_disk import MemoryDisk, PowerLost
@@ -20,7 +20,7 @@ ROWS = tuple(SegmentRow(serial, serial * 10 + 1, 3, 7, True, 12288, serial * 10 
 
 def created(disk: MemoryDisk) -> HardStateFile:
     disk.make_directory(DIRECTORY)
-    return HardStateFile.create(disk, DIRECTORY)
+    return HardStateFile.create(disk, DIRECTORY, NOBODY, Promise())
 
 
 def loaded(disk: MemoryDisk) -> HardState:
@@ -31,26 +31,26 @@ def test_a_new_file_says_term_0_and_no_vote() -> None:
     disk = MemoryDisk()
     created(disk)
     disk.crash(keep=0.0)
-    assert (loaded(disk).term, loaded(disk).voted_for, loaded(disk).segments) == (0, "", ())
+    assert (loaded(disk).promise.term, loaded(disk).promise.voted_for, loaded(disk).segments) == (0, "", ())
 
 
 def test_d7_every_flipped_byte_of_a_settled_state_costs_nothing() -> None:
     disk = MemoryDisk()
-    created(disk).write_settled(4, "b", ROWS[:3])
+    created(disk).write_settled(Promise(4, "b"), ROWS[:3])
     state = loaded(disk)
     for slot in (0, 1):
         end = len(disk.contents(FILE)[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES].rstrip(b"\0"))
         for offset in [*range(end), end + 1, end + 999]:
             disk.flip(FILE, slot * SLOT_BYTES + offset, 0x20)
             found = loaded(disk)
-            assert (found.term, found.voted_for, found.segments) == (4, "b", ROWS[:3])
+            assert (found.promise.term, found.promise.voted_for, found.segments) == (4, "b", ROWS[:3])
             assert found.sequence in (state.sequence, state.sequence - 1)
             disk.flip(FILE, slot * SLOT_BYTES + offset, 0x20)
 
 
 def test_d7_both_slots_bad_is_refused_at_every_byte() -> None:
     disk = MemoryDisk()
-    created(disk).write_settled(4, "b", ROWS[:3])
+    created(disk).write_settled(Promise(4, "b"), ROWS[:3])
     used = len(disk.contents(FILE)[SLOT_BYTES:].rstrip(b"\0"))
     for offset in range(used):
         disk.flip(FILE, offset)
@@ -63,7 +63,7 @@ def test_d7_both_slots_bad_is_refused_at_every_byte() -> None:
 
 def test_d7_a_file_cut_at_any_place_keeps_the_state_or_is_refused() -> None:
     disk = MemoryDisk()
-    created(disk).write_settled(4, "b", ROWS[:3])
+    created(disk).write_settled(Promise(4, "b"), ROWS[:3])
     used = len(disk.contents(FILE)[SLOT_BYTES:].rstrip(b"\0"))
     for size in (0, 1, used - 1, used, SLOT_BYTES, SLOT_BYTES + used - 1, SLOT_BYTES + used, 2 * SLOT_BYTES - 1):
         cut = disk.clone()
@@ -72,7 +72,7 @@ def test_d7_a_file_cut_at_any_place_keeps_the_state_or_is_refused() -> None:
             with pytest.raises(HardStateCorrupt):
                 loaded(cut)
         else:
-            assert loaded(cut).voted_for == "b"
+            assert loaded(cut).promise.voted_for == "b"
 
 
 def test_d7_a_journal_with_both_slots_bad_does_not_open_and_touches_nothing() -> None:
@@ -100,7 +100,7 @@ def test_d7_a_term_below_that_of_the_last_record_is_refused() -> None:
     journal = written(disk)
     journal.close()
     hard = HardStateFile.load(disk, DIRECTORY)
-    hard.write_settled(0, "", hard.state.segments)
+    hard.write_settled(Promise(0, ""), hard.state.segments)
     with pytest.raises(HardStateCorrupt, match="a term of at least 1"):
         open_journal(disk)
 
@@ -118,14 +118,14 @@ def test_d7_a_torn_write_leaves_the_old_or_the_new_state(kind: type[MemoryDisk])
     for seed in range(40):
         disk = kind(seed)
         hard = created(disk)
-        hard.write_settled(4, "b", ROWS)
+        hard.write_settled(Promise(4, "b"), ROWS)
         disk.crash_at(1)
         with pytest.raises(PowerLost):
-            hard.write(5, "c", ROWS[:19:-1])
+            hard.write(Promise(5, "c"), ROWS[:19:-1])
         disk.crash(keep=0.5)
         try:
             found = loaded(disk)
-            seen.add((found.term, found.voted_for, len(found.segments)))
+            seen.add((found.promise.term, found.promise.voted_for, len(found.segments)))
         except HardStateCorrupt:
             refused += 1
     assert seen <= {(4, "b", 60), (5, "c", 40)}
@@ -140,8 +140,8 @@ def test_d7_the_newest_of_two_whole_slots_counts() -> None:
     disk = MemoryDisk()
     hard = created(disk)
     for term in range(1, 6):
-        hard.write(term, "x", ())
-        assert loaded(disk).term == term
+        hard.write(Promise(term, "x"), ())
+        assert loaded(disk).promise.term == term
 
 
 def test_d1_a_vote_is_durable_when_the_sync_returns() -> None:
@@ -181,7 +181,7 @@ def test_the_largest_state_fits_its_slot() -> None:
     hard = created(disk)
     big = (1 << 64) - 1
     rows = tuple(SegmentRow(big, big, big, 2**32 - 1, True, big, big, big, 2**32 - 1) for _ in range(MAX_SEGMENTS))
-    hard.write(big, "v" * MAX_VOTE_BYTES, rows)
+    hard.write(Promise(big, "v" * MAX_VOTE_BYTES), rows)
     assert loaded(disk).segments == rows
     with pytest.raises(ValueError, match="exceeds its slot"):
-        hard.write(1, "", rows * 2)
+        hard.write(Promise(1, ""), rows * 2)

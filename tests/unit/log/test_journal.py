@@ -6,10 +6,13 @@ from math import inf
 
 import pytest
 
-from raftmeta.log.journal import QUIET_S, DiskFull, Journal, Tuning, WrongCluster
+from raftmeta.log.hard_state import Owner
+from raftmeta.log.journal import QUIET_S, DiskFull, Journal, Tuning, WrongCluster, WrongMember
 from raftmeta.log.records import DATA_START, decode_mark
 from tests.support.journals import DIRECTORY, everything, fill, open_journal, payload, segment_paths, written
 from tests.support.memory_disk import MemoryDisk
+
+HARD_STATE = DIRECTORY / "hard-state"
 
 
 def test_a_new_journal_is_empty_in_term_0() -> None:
@@ -179,7 +182,7 @@ def test_pending_records_are_cut_without_touching_the_disk() -> None:
     assert len(segment_paths(disk)) == 1
 
 
-def test_two_cuts_before_a_sync_make_one_new_segment_at_the_lower() -> None:
+def test_two_cuts_before_a_sync_are_one_at_the_lower_in_the_segment_that_is_there() -> None:
     disk = MemoryDisk()
     journal = written(disk)
     journal.set_hard_state(3, "")
@@ -189,14 +192,44 @@ def test_two_cuts_before_a_sync_make_one_new_segment_at_the_lower() -> None:
     fill(journal, 5, 5, term=3)
     journal.sync()
     assert [record[1] for record in everything(journal)] == [1, 1, 1, 1, 3]
+    assert len(segment_paths(disk)) == 1
+    assert everything(open_journal(disk)) == everything(journal)
+
+
+def test_lost_entries_of_thirty_leaders_take_no_segments() -> None:
+    disk = MemoryDisk()
+    journal = open_journal(disk)
+    fill(journal, 1, 1, size=1)
+    for term in range(2, 32):
+        journal.set_hard_state(term, "")
+        journal.truncate_from(term)
+        fill(journal, term, term + 1, term=term, size=1)  # the second is never committed
+        journal.sync()
+        journal.idle(float(term))
+    assert len(segment_paths(disk)) == 1
+    again = open_journal(disk)
+    assert [record[1] for record in everything(again)] == [1, *range(2, 32), 31]
+
+
+def test_a_cut_of_many_records_takes_a_new_segment_and_says_what_is_unused() -> None:
+    disk = MemoryDisk()
+    journal = open_journal(disk, segment_bytes=4 << 20)
+    fill(journal, 1, 20, size=100 << 10)
+    journal.sync()
+    journal.set_hard_state(2, "")
+    journal.truncate_from(5)
+    fill(journal, 5, 6, term=2)
+    journal.sync()
     assert len(segment_paths(disk)) == 2
+    assert journal.unused_bytes == (4 << 20) - DATA_START - 4 * ((100 << 10) + 24)
+    assert everything(open_journal(disk, segment_bytes=4 << 20)) == everything(journal)
 
 
 def test_a_cut_below_the_first_record_is_refused() -> None:
     journal = open_journal(MemoryDisk())
     journal.reset(10, 0)
     fill(journal, 11, 12)
-    with pytest.raises(ValueError, match="below the first record, 11"):
+    with pytest.raises(ValueError, match="below record 11"):
         journal.truncate_from(10)
 
 
@@ -290,8 +323,14 @@ def test_d10_the_mark_of_the_last_records_is_written_alone_after_the_quiet_time(
     journal.sync()
     assert journal.idle(now + QUIET_S) == now + 2 * QUIET_S
     disk.log.clear()
+    active = segment_paths(disk)[-1]
     assert journal.idle(now + 2 * QUIET_S) == inf
-    assert [call for call, _ in disk.log] == ["pwrite", "fdatasync"]
+    assert [call for call in disk.log if call[0] != "listdir"] == [
+        ("pwrite", HARD_STATE.name),
+        ("fdatasync", HARD_STATE.name),
+        ("pwrite", active.name),
+        ("fdatasync", active.name),
+    ]
     assert max(marks(disk)) == 10
     disk.log.clear()
     assert journal.idle(now + 9) == inf
@@ -331,12 +370,23 @@ def test_bytes_counts_what_is_written_and_not_what_is_allocated() -> None:
 
 def test_the_journal_of_another_cluster_is_refused_untouched() -> None:
     disk = MemoryDisk()
-    Journal.open(disk, DIRECTORY, segment_bytes=16 << 10, tuning=Tuning(cluster_id="one")).close()
+    Journal.open(disk, DIRECTORY, segment_bytes=16 << 10, tuning=Tuning(owner=Owner("one"))).close()
+    calls = disk.calls
+    with pytest.raises(WrongMember, match=r"cluster 'two'.*cluster 'one'"):
+        Journal.open(disk, DIRECTORY, segment_bytes=16 << 10, tuning=Tuning(owner=Owner("two")))
+    assert disk.calls == calls + 1  # make_directory
+    assert Journal.open(disk, DIRECTORY, segment_bytes=16 << 10, tuning=Tuning(owner=Owner("one"))).last_index == 0
+
+
+def test_a_segment_of_another_cluster_is_refused_untouched() -> None:
+    disk, foreign = MemoryDisk(), MemoryDisk()
+    for each, owner in ((disk, Owner("one")), (foreign, Owner("two"))):
+        Journal.open(each, DIRECTORY, segment_bytes=16 << 10, tuning=Tuning(owner=owner)).close()
+    disk.put(segment_paths(disk)[0], foreign.contents(segment_paths(foreign)[0]))
     calls = disk.calls
     with pytest.raises(WrongCluster):
-        Journal.open(disk, DIRECTORY, segment_bytes=16 << 10, tuning=Tuning(cluster_id="two"))
+        Journal.open(disk, DIRECTORY, segment_bytes=16 << 10, tuning=Tuning(owner=Owner("one")))
     assert disk.calls == calls + 1  # make_directory
-    assert Journal.open(disk, DIRECTORY, segment_bytes=16 << 10, tuning=Tuning(cluster_id="one")).last_index == 0
 
 
 def test_another_segment_size_goes_on_with_the_old_segments() -> None:

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from raftmeta.durable import DiskFailed, File
 from raftmeta.log.journal import Journal, JournalCorrupt
-from tests.support.journals import DIRECTORY, Expected, everything, fill, open_journal, payload, segment_paths, written
+from raftmeta.log.records import Header, cluster_digest, encode_header
+from tests.support.journals import DIRECTORY, SEGMENT_BYTES, Expected, everything, fill, open_journal, payload, segment_paths, written
 from tests.support.memory_disk import MemoryDisk, PowerLost
 
 
@@ -250,10 +251,41 @@ def test_d4_a_vote_seen_after_a_failed_sync_is_made_durable_before_it_counts() -
     assert (after.term, after.voted_for) == (seen.term, seen.voted_for) == (2, "b")
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+def test_a_crash_in_a_cut_where_the_records_are_leaves_all_of_them_or_none(keep: float, seed: int) -> None:
+    lengths = set()
+    for call in range(40):
+        disk = MemoryDisk(seed)
+        journal = written(disk, batches=10)
+        journal.idle(0.0)
+        journal.idle(1.0)
+        before = everything(journal)
+        journal.set_hard_state(2, "")
+        journal.truncate_from(6)
+        disk.crash_at(call)
+        try:
+            journal.sync()
+            ended = True
+        except PowerLost:
+            ended = False
+        disk.crash(keep)
+        again = open_journal(disk)
+        lengths.add(again.last_index)
+        assert everything(again) == before[: again.last_index]
+        fill(again, again.last_index + 1, 32, term=3)
+        again.sync()
+        assert open_journal(disk).last_index == 32
+        if ended:
+            break
+    assert ended and lengths == {30, 5}
+
+
 def test_a_file_that_the_list_does_not_name_is_removed_and_others_are_left_alone() -> None:
     disk = MemoryDisk()
     written(disk).close()
-    for name in ("segment-000000000099", "spare-000000000098.tmp", "spare-000000000097", "hard-state.tmp", "lost-segment-1", "notes"):
+    disk.put(DIRECTORY / "segment-000000000099", encode_header(Header(cluster_digest(""), 99, 10, 1, 0, SEGMENT_BYTES)))  # and no record
+    for name in ("spare-000000000098.tmp", "spare-000000000097", "hard-state.tmp", "lost-segment-1", "notes"):
         disk.put(DIRECTORY / name, b"left over")
     journal = open_journal(disk)
     names = set(disk.listdir(DIRECTORY))

@@ -9,8 +9,9 @@ import pytest
 
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.log import recovery
+from raftmeta.log.hard_state import NOBODY, HardStateFile, SegmentRow
 from raftmeta.log.journal import JournalCorrupt
-from raftmeta.log.records import BLOCK_BYTES, DATA_START, RECORD_HEAD_BYTES, Cursor, Mark, cluster_digest, encode_mark
+from raftmeta.log.records import BLOCK_BYTES, DATA_START, RECORD_HEAD_BYTES, Cursor, Mark, encode_mark
 from tests.support.journals import DIRECTORY, SEGMENT_BYTES, everything, fill, open_journal, segment_paths, written
 from tests.support.memory_disk import MemoryDisk
 
@@ -33,7 +34,7 @@ def many_segments() -> tuple[MemoryDisk, list[tuple[int, int, bytes]]]:
 
 def inspected(disk: MemoryDisk) -> str:
     """ "damage", or the last record that opening would find."""
-    findings = recovery.inspect(disk, DIRECTORY, cluster_digest(""), SEGMENT_BYTES)
+    findings = recovery.inspect(disk, DIRECTORY, NOBODY, SEGMENT_BYTES)
     recovery.close(findings)
     return "damage" if findings.damage else f"reads to {findings.segments[-1].last_index}"
 
@@ -42,7 +43,8 @@ def two_small_segments() -> MemoryDisk:
     """A sealed segment with two records and an active one with three, closed."""
     disk = MemoryDisk()
     journal = open_journal(disk)
-    fill(journal, 1, 4, size=20)
+    fill(journal, 1, 2, size=20)
+    fill(journal, 3, 3, size=4000)  # begins a segment
     journal.sync()
     journal.set_hard_state(2, "")
     journal.truncate_from(3)
@@ -112,7 +114,7 @@ def test_d5_damage_that_comes_later_is_found_when_it_is_read_back() -> None:
 def test_d5_the_error_names_file_offset_record_and_the_command_that_accepts_the_loss() -> None:
     disk, _ = many_segments()
     path = segment_paths(disk)[1]
-    first = recovery.inspect(disk, DIRECTORY, cluster_digest(""), SEGMENT_BYTES).segments[1].first_index
+    first = recovery.inspect(disk, DIRECTORY, NOBODY, SEGMENT_BYTES).segments[1].first_index
     disk.flip(path, DATA_START + 2 * RECORD + 30)
     calls = disk.calls
     with pytest.raises(JournalCorrupt) as caught:
@@ -191,7 +193,10 @@ def test_d10_damage_in_the_last_acknowledged_record_is_corruption_once_marked() 
 
 
 def without_marks(disk: MemoryDisk) -> None:
-    """Both marks as they were when the segment began: what a journal without this protection has."""
+    """Both marks as they were when the segment began, and nothing in the hard state: what a journal without this protection has."""
+    hard = HardStateFile.load(disk, DIRECTORY)
+    rows = [SegmentRow(row.serial, row.first_index, row.previous_term, row.previous_crc) for row in hard.state.segments]
+    hard.write_settled(hard.state.promise, tuple(rows))
     for slot in (0, 1):
         disk.put(segment_paths(disk)[-1], encode_mark(Mark(slot, Cursor(DATA_START, 0, 0, 0))), BLOCK_BYTES * (1 + slot))
 
@@ -272,7 +277,7 @@ def test_d10_what_was_torn_can_never_chain_again(cleared: bool) -> None:
 
 
 def accept(disk: MemoryDisk, index: int) -> tuple[int, int]:
-    return recovery.accept_loss(disk, DIRECTORY, index, cluster_id="", segment_bytes=SEGMENT_BYTES)
+    return recovery.accept_loss(disk, DIRECTORY, index, owner=NOBODY, segment_bytes=SEGMENT_BYTES)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -288,8 +293,7 @@ def test_d10_an_accepted_loss_keeps_what_precedes_the_damage_and_goes_on(number:
     with pytest.raises(JournalCorrupt) as caught:
         open_journal(disk)
     index = caught.value.index
-    unknown = where == "missing" and number == 2  # nothing else says how far the active segment reached
-    assert accept(disk, index) == (index, index if unknown else 80)
+    assert accept(disk, index) == (index, 80)
     disk.crash(keep=0.0)
     journal = open_journal(disk)
     assert everything(journal) == records[: index - 1]

@@ -164,7 +164,7 @@ def test_a_part_of_a_snapshot_that_no_leader_can_have_is_dropped(change: dict[st
 def sent_snapshot(box: Box, config: bytes, term: int, index_term: int) -> None:
     """A whole snapshot, sound but for its configuration or its term, in one chunk."""
     disk = MemoryDisk(1)
-    store = SnapshotStore(disk, DATA / "s")
+    store = SnapshotStore(disk, DATA / "s", "trio")
     meta = store.write(box.replica.engine.applied_index + 100, index_term, config, codec.snapshot_chunks(State.empty()))
     data = store.read_chunk(meta, 0, 1 << 20)
     chunk = SnapshotChunk(term, meta.index, meta.term, meta.size_bytes, meta.sha256, 0, data, 1)

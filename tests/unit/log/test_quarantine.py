@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.log import joining, quarantine
+from raftmeta.log import quarantine
 from raftmeta.log.boot import Recovered, StateLoader, recover
 from raftmeta.log.guard import Rules
+from raftmeta.log.hard_state import Owner
 from raftmeta.log.journal import Journal, JournalCorrupt, Tuning
 from raftmeta.log.messages import AnyMessage, StateReport
-from raftmeta.log.opening import Openers, open_log
+from raftmeta.log.opening import Openers, Whose, open_log
 from raftmeta.log.quarantine import KEPT_NAME, Quarantine
 from raftmeta.log.setup import LEADER
 from raftmeta.log.snapshots import SnapshotStore
@@ -22,6 +23,7 @@ from tests.support.trio import Box, Trio
 
 DATA = Path("/data")
 SEGMENT = DATA / "journal"
+OWNER = Owner("trio", "m2")  # whom Trio lets follow first
 
 
 def diverge(box: Box) -> None:
@@ -36,13 +38,13 @@ def compared(trio: Trio) -> None:
 
 
 def journal(disk: MemoryDisk) -> Journal:
-    return Journal.open(disk, DATA / "journal", segment_bytes=1 << 20, tuning=Tuning(cluster_id="trio"))
+    return Journal.open(disk, DATA / "journal", segment_bytes=1 << 20, tuning=Tuning(owner=OWNER))
 
 
 def opened(disk: MemoryDisk, *, has_peers: bool = True) -> tuple[Journal, Recovered]:
-    store = SnapshotStore(disk, DATA / "snapshots")
-    openers = Openers(lambda: journal(disk), lambda found, joins: recover(found, StateLoader(store), None, joining=joins))
-    return open_log(disk, DATA, openers, has_marker=False, has_peers=has_peers)
+    store = SnapshotStore(disk, DATA / "snapshots", "trio")
+    openers = Openers(lambda: journal(disk), lambda found: recover(found, StateLoader(store), None))
+    return open_log(disk, DATA, openers, Whose(OWNER, has_peers))
 
 
 def hashes(trio: Trio) -> set[bytes]:
@@ -293,14 +295,13 @@ def test_setting_aside_can_be_cut_off_anywhere_and_ends_with_everything_kept() -
         quarantine.mark(disk, DATA, Quarantine("state_differs", "because", 3, "m1"))
         disk.crash_at(call)
         try:
-            quarantine.finish(disk, DATA)
+            quarantine.finish(disk, DATA, OWNER)
             finished = True
         except PowerLost:
             finished = False
         disk.crash()
         again, recovered = opened(disk)
         assert recovered.joining, call
-        assert disk.exists(DATA / joining.JOINING_NAME), call
         assert (again.term, again.voted_for, again.last_index) == (3, "m1", 0), call
         kept = DATA / KEPT_NAME / "journal"
         assert {name: disk.contents(kept / name) for name in disk.listdir(kept) if name in evidence} == evidence, call

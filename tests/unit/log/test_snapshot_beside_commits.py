@@ -58,7 +58,7 @@ def test_a_large_snapshot_is_synced_piece_by_piece() -> None:
 def test_older_snapshots_go_in_the_worker_and_a_finished_one_costs_the_log_no_removal() -> None:
     disk, worker = MemoryDisk(), LaterWorker()
     removed: list[bool] = []  # whether in the worker
-    journal = Journal.open(disk, Path("/data/journal"), segment_bytes=1 << 20, tuning=Tuning(cluster_id="x"))
+    journal = Journal.open(disk, Path("/data/journal"), segment_bytes=1 << 20, tuning=Tuning())
     journal.set_hard_state(1, "")
     pauses: list[None] = []
     exchange = SnapshotExchange(

@@ -27,7 +27,7 @@ class Log:
 
     def __init__(self, settings: ExchangeSettings, disk: MemoryDisk | None = None) -> None:
         self.disk = disk or MemoryDisk()
-        self.journal = Journal.open(self.disk, Path("/data/journal"), segment_bytes=SEGMENT_BYTES, tuning=Tuning(cluster_id="x"))
+        self.journal = Journal.open(self.disk, Path("/data/journal"), segment_bytes=SEGMENT_BYTES, tuning=Tuning())
         store = SnapshotStore(self.disk, Path("/data/snapshots"))
         self.exchange = SnapshotExchange(store, InlineWorker(), self.journal, settings)
         found = store.load(1, list)
@@ -38,6 +38,9 @@ class Log:
     def append(self, state_bytes: int = 0) -> None:
         self.journal.append(self.journal.last_index + 1, 1, ENTRY)
         self.journal.sync()
+        self.poll(state_bytes)
+
+    def poll(self, state_bytes: int = 0) -> None:
         index = self.journal.last_index
         engine = cast("Engine", SimpleNamespace(applied_index=index, configuration_at=lambda index: Configuration()))
         self.exchange.poll(engine, msgspec.structs.replace(State.empty(), size_bytes=state_bytes), 0.0)
@@ -71,6 +74,24 @@ def test_a_restart_does_not_put_the_next_snapshot_off() -> None:
     log.journal.close()
     again = Log(settings, log.disk)
     assert 20 + again.until_snapshot() <= (WORTH_BYTES >> 20) + (SEGMENT_BYTES >> 20)
+
+
+def test_a_journal_that_takes_much_more_of_the_disk_than_it_holds_makes_a_snapshot_due_and_goes_with_it() -> None:
+    """Each cut of more than a mebibyte ends a segment early."""
+    log = Log(ExchangeSettings(journal_bytes=16 << 20))
+    for term in range(2, 12):
+        first = log.journal.last_index + 1
+        for index in (first, first + 1):
+            log.journal.append(index, log.journal.term, ENTRY)
+        log.journal.append(first + 2, log.journal.term, bytes(1 << 19))
+        log.journal.sync()
+        log.journal.set_hard_state(term, "")
+        log.journal.truncate_from(first + 1)
+        log.journal.append(first + 1, term, b"small")
+        log.journal.sync()
+        log.poll()
+    assert log.exchange.index > 0
+    assert log.journal.unused_bytes < 16 << 20
 
 
 def test_what_stays_for_slow_followers_is_bounded_in_entries_and_in_bytes() -> None:
