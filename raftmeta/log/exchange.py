@@ -113,7 +113,7 @@ class SnapshotExchange:
 
     def _held(self, now: float) -> list[SnapshotMeta]:
         """What transfers under way need. Nothing while the disk is short of room: this member comes first (D4)."""
-        return [] if self._is_pressed() else self._transfers.held(now)
+        return [] if self._short() else self._transfers.held(now)
 
     def look_again(self, state_bytes: int, applied_index: int) -> None:
         """After a full disk: once there is room again, the next attempt is made when it is due, and no longer put off."""
@@ -142,8 +142,10 @@ class SnapshotExchange:
 
     def _is_pressed(self) -> bool:
         """By the disk, or by a journal that takes much more of it than it holds."""
-        crowded = self._journal.unused_bytes >= self._settings.journal_bytes
-        return self._low or crowded or not self._journal.has_room(SHORT_BYTES)
+        return self._short() or self._journal.unused_bytes >= self._settings.journal_bytes
+
+    def _short(self) -> bool:
+        return self._low or not self._journal.has_room(SHORT_BYTES)
 
     def _due(self, engine: Engine, state_bytes: int) -> bool:
         grown = self._journal.bytes - self._bytes_at_last
