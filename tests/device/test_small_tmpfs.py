@@ -40,7 +40,7 @@ def test_an_arena_that_does_not_fit_is_refused_with_the_numbers_and_the_setting(
 def test_room_that_vanishes_between_check_and_allocation_is_refused_and_nothing_is_left(small: Path) -> None:
     header = ArenaHeader(arena_module.FORMAT, "id", "boot", 2 << 20, this_process())
     with pytest.raises(Refusal, match=r"no_headroom.*ENOSPC from posix_fallocate.*mount option size="):
-        arena_module._allocate(small / "arena", header, 0o640)
+        arena_module._allocate(small / "arena", header, ())
     assert list(small.iterdir()) == []
 
 
