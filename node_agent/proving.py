@@ -17,23 +17,27 @@ from node_agent.memory import private_bytes
 from node_agent.messages import Fault, Numbered, Prove, Proved, Reply
 from node_agent.runtime import Runtime, log
 
-LEFT_BYTES = 64 << 20  # that a proof may leave behind, allocators and caches of the libraries
+FIRST_LEFT_BYTES = 512 << 20  # that the first proof may leave behind: caches and threads of the libraries
+LEFT_BYTES = 64 << 20  # and every later one beside that
 
 
 async def run(runtime: Runtime) -> None:
     """Until SIGTERM, or until this process is no longer as it began."""
     loop, trying = asyncio.get_running_loop(), ThreadPoolExecutor(1, "prove")  # one thread: half an import is seen by a second one
     used = asyncio.Event()
-    before = 0
+    limit = 0  # of this process's own memory once a proof is over
 
     def prove(call: Prove) -> Reply:
-        nonlocal before
+        nonlocal limit
         _load_libraries()
-        before = before or private_bytes()
+        first, limit = not limit, limit or private_bytes() + FIRST_LEFT_BYTES
         reply = _prove(runtime.config, call)
         gc.collect()  # modules are full of cycles
-        if not isinstance(reply, Proved) or private_bytes() > before + LEFT_BYTES:
+        left = private_bytes()
+        if not isinstance(reply, Proved) or left > limit:
             loop.call_soon_threadsafe(used.set)
+        elif first:
+            limit = left + LEFT_BYTES
         return reply
 
     async def answer(call: Numbered) -> Reply:
