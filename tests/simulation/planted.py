@@ -19,6 +19,7 @@ from raftmeta import codec
 from raftmeta.core.outcomes import Draft
 from raftmeta.core.state import MODULUS_MASK, OUTCOME, State, leaf
 from raftmeta.core.work import Work
+from raftmeta.log import proposals as proposals_module
 from raftmeta.log import recovery, replication
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.engine import Engine
@@ -27,7 +28,7 @@ from raftmeta.log.hard_state import HardStateFile
 from raftmeta.log.leadership import Elections
 from raftmeta.log.messages import VoteReply
 from raftmeta.log.progress import Progress
-from raftmeta.log.proposals import Proposals
+from raftmeta.log.proposals import Pending, Proposals
 from raftmeta.log.reads import Reads
 from raftmeta.log.replica import Replica
 from raftmeta.log.segment import Segment
@@ -102,6 +103,11 @@ def _stored(wrapper: Callable[..., Any]) -> Switch:
 
 def _nothing(*arguments: Any, **named: Any) -> None:
     """In place of something that should have been done."""
+
+
+def _without_deadline(proposals: Proposals, index: int, term: int, waiting: list[Pending]) -> None:
+    proposals.inflight[index] = made = proposals_module._Entry(term, waiting)
+    made.deadline = proposals_module.NEVER
 
 
 def _acknowledge_first(original: Any, replica: Any, transmit: Any) -> None:
@@ -265,7 +271,12 @@ PLANTS: tuple[Plant, ...] = (
         switch=_around(Engine, "tick", _twice),
         plan=ALONE,
     ),
-    Plant("commands end with their leader unanswered", "R12", switch=_replace(Proposals, "lost_leadership", _nothing), plan=CUT_OFF),
+    Plant(
+        "commands end with their leader unanswered (and have no deadline in the log)",
+        "R12",
+        switch=_all(_replace(Proposals, "lost_leadership", _nothing), _replace(Proposals, "appended", _without_deadline)),
+        plan=CUT_OFF,
+    ),
     Plant("a minority is a majority", "Raft", switch=_replace(Configuration, "quorum", minority)),
     Plant("a vote for any log", "Raft", switch=_around(Elections, "on_request_vote", _any_log_wins), plan=NETWORK, budget=200),
     Plant("older terms committed by count", "Raft", switch=_around(Engine, "_SyncObj__getEntries", _term_of_any), plan=NETWORK, budget=300),
