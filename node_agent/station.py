@@ -232,21 +232,20 @@ class Station:
         return staging_plan.counters(made.steps, 0, made.tensors_changed)
 
     def verify(self, target: Target, slot: int, change: str) -> None:
-        """Compute the vector of what the slot holds. A slot that fails is emptied first, so that nothing serves from it, then refused."""
+        """Compute the vector of all that the slot holds. A slot that fails is emptied first, so nothing serves from it, then refused."""
         arena = self._need_arena()
         record = arena.record(slot)
         snapshot = self._snapshots.load(slot, record.snapshot_digest)
-        known = self._freshness.take(slot)
+        self._freshness.take(slot)
         entries: dict[str, str] = {}
         if snapshot is not None:
-            stale = [place for place in snapshot.layout.placements if place.name not in known]
-            entries = {place.name: known[place.name].entry for place in snapshot.layout.placements if place.name in known}
-            entries |= {name: vector.entry for name, vector in _compute(CpuDevice(arena), slot, stale, self._pace()).items()}
+            vectors = _compute(CpuDevice(arena), slot, snapshot.layout.placements, self._pace())
+            entries = {name: vector.entry for name, vector in vectors.items()}
         found = "no list of its tensors" if snapshot is None else root(entries)
         if found != target.vector_root or record.vector_root != target.vector_root:
             arena.mark_empty(slot)
             raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
-        self._freshness.note(slot, entries, known)
+        self._freshness.note(slot, entries, {})
         self._checked[slot] = SlotCheck(record, change)
 
     def proof(self, target: Target, kernel: str) -> Proof | None:
