@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from contextlib import suppress
 
 MAX_WAITING = 256  # open files
 
@@ -18,13 +19,9 @@ class DropBehind:
 
     def __init__(self) -> None:
         self._waiting: queue.Queue[int] = queue.Queue(MAX_WAITING)
-        self._thread = threading.Thread(target=self._run, name="drop-behind", daemon=True)
-        self._started = False
+        threading.Thread(target=self._run, name="drop-behind", daemon=True).start()
 
     def __call__(self, fd: int) -> None:
-        if not self._started:
-            self._started = True
-            self._thread.start()
         try:
             self._waiting.put_nowait(fd)
         except queue.Full:
@@ -34,11 +31,10 @@ class DropBehind:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         while True:
             fd = self._waiting.get()
-            try:
+            with suppress(OSError):  # a file system without a page cache to drop from
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
-                self._waiting.task_done()
+            os.close(fd)
+            self._waiting.task_done()
 
     def wait(self) -> None:
         """Until everything taken so far is closed."""

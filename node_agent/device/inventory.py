@@ -2,7 +2,8 @@
 
 Arenas outlive their agents on purpose: the next start serves from them without loading anything. So a file that nobody maps is not waste;
 it is waste when no record names it, when the machine was booted since, or when its format is another build's. Nothing here maps an arena:
-headers are read, files are removed. A file that is no arena at all is listed and left alone.
+headers are read, files are removed. Looking takes no lock, or an agent that starts at that moment would find its arena in use. A file that
+is no arena at all is listed and left alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PAGE: Final = 4096
 
 
 class ArenaState(StrEnum):
-    IN_USE = "in use"  # a process maps it or writes to it
+    IN_USE = "in use"  # a process maps it, the writer among them
     KEPT = "kept"  # nobody maps it; its agent serves from it when it starts again
     EARLIER_BOOT = "earlier boot"  # its bytes were verified before the machine was booted: never used again
     OTHER_FORMAT = "other format"  # of another build of the agent, which cannot read it back into use
@@ -74,7 +75,7 @@ def look(path: Path) -> ArenaFile | None:
     except OSError as cause:
         return ArenaFile(path, ArenaState.FOREIGN, size, detail=cause.strerror or str(cause))
     try:
-        return _judge(path, fd, size, in_use=mapped.is_mapped(fd) or _is_locked(fd))
+        return _judge(path, fd, size, in_use=mapped.is_mapped(fd))
     finally:
         os.close(fd)
 
@@ -113,15 +114,6 @@ def _judge(path: Path, fd: int, size: int, in_use: bool) -> ArenaFile:
     slots = tuple(checked.read(os.pread(fd, _PAGE, _PAGE * (1 + slot)), SlotRecord) or EMPTY_RECORD for slot in range(SLOTS))
     state = ArenaState.IN_USE if in_use else ArenaState.KEPT
     return ArenaFile(path, state, size, header.use, f"last written by {header.owner}", slots)
-
-
-def _is_locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return False
 
 
 @contextmanager
