@@ -48,17 +48,18 @@ _KINDS: dict[str, FailureClass] = {
     "warmup_failed": FailureClass.WARMUP_FAILED,
     "probe_drift": FailureClass.PROBE_DRIFT,
     "fenced": FailureClass.FENCED,
-    "internal": FailureClass.INTERNAL,
+    **dict.fromkeys(
+        ("barrier_unavailable", "foreign_arena", "arena_in_use", "foreign_control_block", "control_in_use", "worker_alive"),
+        FailureClass.INTERNAL,
+    ),
+    **dict.fromkeys(("slot_active", "slot_not_dirty", "slot_not_verified", "nothing_serves", "internal"), FailureClass.INTERNAL),
 }
 _CODES: dict[ErrorClass, FailureClass] = {  # errors of the control plane and of the store
     ErrorClass.UNAVAILABLE: FailureClass.SOURCE_UNAVAILABLE,
     ErrorClass.CAPACITY: FailureClass.RESOURCE_EXHAUSTED,
     ErrorClass.INTEGRITY: FailureClass.INTEGRITY_MISMATCH,
 }
-assert set(REFUSALS) <= set(_KINDS) | {
-    "barrier_unavailable", "foreign_arena", "arena_in_use", "foreign_control_block", "control_in_use", "worker_alive", "slot_active",
-    "slot_not_dirty", "slot_not_verified", "nothing_serves",
-}, "these are of this program or machine"  # fmt: skip
+assert set(REFUSALS) <= set(_KINDS), set(REFUSALS) - set(_KINDS)
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,14 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from node_agent import failure, journal
+from node_agent import journal
 from node_agent.device.arena import Arena
 from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.port import SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
 from node_agent.engine.port import BadInput, EngineFault, Instance
-from node_agent.failure import Failure
-from node_agent.loading import Loader, Wanted, require
+from node_agent.loading import LOAD_FAULTS, Loader, Wanted, failure_of, refused, require
 from node_agent.messages import (
     BAD_INPUT,
     NOT_LOADED,
@@ -43,7 +42,6 @@ from node_agent.messages import (
 )
 from node_agent.refusal import Refusal
 from node_agent.slots import WorkerGate
-from raftmeta.core.errors import RaftmetaError
 
 SLOTS = (0, 1)
 LOOKS = 3  # at a record whose slot was switched away meanwhile; more switches in a row do not happen
@@ -203,16 +201,8 @@ class Host:
         started = time.monotonic()
         try:
             bound = self._load(call.deployment, call.slot, call.label, call.checksum)
-        except Refusal as refusal:
-            return _refused(call, failure.make(refusal.kind, refusal.phase, refusal.subject, refusal.expected, refusal.found))
-        except EngineFault as fault:
-            return _refused(call, failure.make(fault.kind, "warm" if fault.kind == "warmup_failed" else "bind", fault.detail))
-        except RaftmetaError as error:
-            return _refused(call, failure.make(error.code, "bind", error.detail))
-        except MemoryError as cause:
-            return _refused(call, failure.make("no_memory", "bind", f"{call.deployment} slot {call.slot}: {cause or 'out of memory'}"))
-        except OSError as cause:
-            return _refused(call, failure.make("not_bindable", "bind", f"{call.deployment} slot {call.slot}: {cause}"))
+        except LOAD_FAULTS as cause:
+            return refused(call, failure_of(cause, f"{call.deployment} slot {call.slot}"))
         return Loaded(call.number, dict(bound.instance.derived), round((time.monotonic() - started) * 1000))
 
     def load_all(self) -> list[str]:
@@ -287,10 +277,6 @@ def _served(name: str, deployment: _Deployment) -> Served:
         outputs=() if bound is None else bound.instance.outputs,
         blocked=deployment.blocked(),
     )
-
-
-def _refused(call: Load, why: Failure) -> Fault:
-    return Fault(call.number, 409, why.kind, why.detail, why)
 
 
 def _not_now(call: Infer, blocked: str, waits: str) -> Fault:

@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from node_agent import failure
 from node_agent.binding import SlotViews
 from node_agent.device.arena import Arena
 from node_agent.device.port import SlotRecord
 from node_agent.device.snapshot import Snapshots
-from node_agent.engine.port import Engine, Instance
+from node_agent.engine.port import Engine, EngineFault, Instance
+from node_agent.failure import Failure
+from node_agent.messages import Fault, Load, Prove
 from node_agent.refusal import Refusal
 from node_agent.store import Store
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import Manifest
 
+LOAD_FAULTS = (Refusal, EngineFault, RaftmetaError, MemoryError, OSError)  # what making a module of a slot may end with
 Engines = Mapping[str, Callable[[], Engine]]
 
 
@@ -65,3 +70,22 @@ def require(arena: Arena, wanted: Wanted) -> SlotRecord:
         subject, expected = f"slot {wanted.slot} of {wanted.deployment}", f"{wanted.label} ({wanted.checksum})"
         raise Refusal("slot_not_verified", subject, expected, f"{record.version} ({record.checksum})", "bind")
     return record
+
+
+def failure_of(cause: Exception, where: str) -> Failure:
+    """One of LOAD_FAULTS as a failure of that slot."""
+    match cause:
+        case Refusal():
+            return failure.make(cause.kind, cause.phase, cause.subject, cause.expected, cause.found)
+        case EngineFault():
+            return failure.make(cause.kind, "warm" if cause.kind == "warmup_failed" else "bind", cause.detail)
+        case RaftmetaError():
+            return failure.make(cause.code, "bind", cause.detail)
+        case MemoryError():
+            return failure.make("no_memory", "bind", f"{where}: {cause or 'out of memory'}")
+        case _:
+            return failure.make("not_bindable", "bind", f"{where}: {cause}")
+
+
+def refused(call: Load | Prove, why: Failure) -> Fault:
+    return Fault(call.number, 409, why.kind, why.detail, why)

@@ -7,26 +7,21 @@ nobody who serves. The slot is let go after each, or its memory could not be giv
 from __future__ import annotations
 
 import gc
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent import failure, journal, probe
+from node_agent import journal, probe
 from node_agent.device.arena import Arena
 from node_agent.engine.port import BadInput, EngineFault, Instance
-from node_agent.failure import Failure
-from node_agent.loading import Loader, Wanted
-from node_agent.memory import private_bytes
-from node_agent.messages import Fault, Measured, Prove, Proved, Reply, Tensor
+from node_agent.loading import LOAD_FAULTS, Loader, Wanted, failure_of, refused
+from node_agent.memory import peak_growth
+from node_agent.messages import Measured, Prove, Proved, Reply, Tensor
 from node_agent.refusal import Refusal
-from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.probes import Probe
-
-SAMPLE_S = 0.005  # between looks at the process's memory
 
 
 @dataclass(frozen=True)
@@ -46,19 +41,10 @@ class Prober:
 
     def prove(self, call: Prove) -> Reply:
         """What the version did here, or why it may not serve."""
-        where = f"{call.deployment} slot {call.slot}"
         try:
             return self._prove(call)
-        except Refusal as refusal:
-            return _refused(call, failure.make(refusal.kind, refusal.phase, refusal.subject, refusal.expected, refusal.found))
-        except EngineFault as fault:
-            return _refused(call, failure.make(fault.kind, "warm" if fault.kind == "warmup_failed" else "bind", fault.detail))
-        except RaftmetaError as error:
-            return _refused(call, failure.make(error.code, "bind", error.detail))
-        except MemoryError as cause:
-            return _refused(call, failure.make("no_memory", "bind", f"{where}: {cause or 'out of memory'}"))
-        except OSError as cause:
-            return _refused(call, failure.make("not_bindable", "bind", f"{where}: {cause}"))
+        except LOAD_FAULTS as cause:
+            return refused(call, failure_of(cause, f"{call.deployment} slot {call.slot}"))
 
     def _prove(self, call: Prove) -> Reply:
         record = journal.read(self._places.store_dir)
@@ -74,7 +60,7 @@ class Prober:
                 arena.close()
 
     def _try(self, arena: Arena, call: Prove) -> Reply:
-        with _peak() as peak:
+        with peak_growth() as peak:
             loaded = self._loader.load(arena, Wanted(call.deployment, call.slot, call.label, call.checksum))
             warm_ms = self._warm(loaded.instance, call)
             measured = [found for each in loaded.manifest.probes for found in self._answer(loaded.instance, loaded.manifest, each)]
@@ -112,26 +98,3 @@ class Prober:
         found = f"{first.note or format(first.value, 'g')} on {self._places.kernel} with {self._places.threads} threads"
         subject = f"probe {first.probe!r}, output {first.output!r}, and {len(wrong) - 1} more of {len(measured)}"
         raise Refusal("probe_drift", subject, expected, found, "probe")
-
-
-@contextmanager
-def _peak() -> Iterator[Callable[[], int]]:
-    """By how much the process's own memory grew at most inside the block."""
-    before, most, over = private_bytes(), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not over.wait(SAMPLE_S):
-            most = max(most, private_bytes())
-
-    watching = threading.Thread(target=watch, name="peak", daemon=True)
-    watching.start()
-    try:
-        yield lambda: max(most, private_bytes()) - before
-    finally:
-        over.set()
-        watching.join()
-
-
-def _refused(call: Prove, why: Failure) -> Fault:
-    return Fault(call.number, 409, why.kind, why.detail, why)

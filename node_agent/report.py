@@ -80,11 +80,6 @@ def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, 
     return body
 
 
-def kept_counters(total: int, changed: int, fetched: int) -> StageCounters:
-    """The cost of a version that its slot held already."""
-    return StageCounters(bytes_total=total, bytes_fetched=fetched, bytes_kept=total, tensors_changed=changed)
-
-
 def describe(target: Target) -> str:
     return f"{target.model}/{target.label} ({target.checksum[:12]})"
 

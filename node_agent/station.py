@@ -226,7 +226,7 @@ class Station:
         self._checked[slot] = SlotCheck(staged.record, change)
         return staged.counters
 
-    def kept_counters(self, target: Target, slot: int, order: Order) -> StageCounters:
+    def staging_cost(self, target: Target, slot: int, order: Order) -> StageCounters:
         """What staging would cost now: of a slot that holds the version, nothing but `kept`."""
         made = staging.plan(CpuDevice(self._need_arena()), self._snapshots, self._stage_order(target, slot, order))
         return staging_plan.counters(made.steps, 0, made.tensors_changed)

@@ -13,15 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from node_agent import failure, report
-from node_agent.crew import Crew, WorkersLag
-from node_agent.failure import Failure
-from node_agent.fetch import BlobsRotten, Cancelled, FetchFailed
-from node_agent.ipc import CallFailed
+from node_agent import report
+from node_agent.crew import Crew
+from node_agent.fetch import Cancelled
 from node_agent.journal import ChangeRecord, Proof
 from node_agent.plan import (
     Attest,
@@ -46,6 +44,7 @@ from node_agent.refusal import Refusal
 from node_agent.report import Look, SlotLook
 from node_agent.runtime import log
 from node_agent.station import Station
+from node_agent.trouble import STEP_FAULTS, Trouble, phase_of, trouble_of
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.types import Phase, Stage
@@ -76,11 +75,6 @@ class Plane(Protocol):
     """The one call to the control plane that a deployment makes by itself."""
 
     async def attest(self, node: str, attestation: dict[str, Any]) -> object: ...
-
-
-class Trouble(NamedTuple):
-    failure: Failure
-    passing: bool  # another try may help
 
 
 @dataclass(frozen=True)
@@ -173,7 +167,7 @@ class Tender:
         if not isinstance(step, StageInto):
             return {"slot": step.slot} if isinstance(step, Verify | Warm | SwitchTo) else {}
         try:
-            return {"slot": step.slot, "counters": report.counters(self.station.kept_counters(step.target, step.slot, goal.order))}
+            return {"slot": step.slot, "counters": report.counters(self.station.staging_cost(step.target, step.slot, goal.order))}
         except Refusal as refusal:
             return {"slot": step.slot, "unknown": refusal.detail}
 
@@ -201,7 +195,7 @@ class Tender:
             self._taking.result()
         except Cancelled:
             return 0.0
-        except (Refusal, FetchFailed, BlobsRotten, RaftmetaError, CallFailed, WorkersLag, MemoryError, OSError) as cause:
+        except STEP_FAULTS as cause:
             return await self._failed(step, goal, trouble_of(cause, phase_of(step)))
         finally:
             self._taking.cancel()
@@ -352,7 +346,7 @@ class Tender:
         counters = change.counters
         slots = [slot for slot in (0, 1) if self.station.slot_record(slot).checksum == step.target.checksum and slot != self.station.active]
         if not counters.bytes_total and step.stage is Stage.READY and slots:
-            kept = self.station.kept_counters(step.target, slots[0], goal.order)
+            kept = self.station.staging_cost(step.target, slots[0], goal.order)
             counters = msgspec.structs.replace(kept, bytes_fetched=counters.bytes_fetched)
         if step.stage is Stage.ACTIVE:
             counters = msgspec.structs.replace(counters, lag_ms=self.station.record.lag_ms)
@@ -364,46 +358,6 @@ class Tender:
         if goal.change is None or goal.change.to != target:
             return None
         return self.station.change_record(goal.change.id)
-
-
-def trouble_of(cause: Exception, phase: str) -> Trouble:
-    """The failure that an attestation would carry, and whether another try may help."""
-    match cause:
-        case Refusal():
-            made = failure.make(cause.kind, cause.phase, cause.subject, cause.expected, cause.found)
-            return Trouble(made, cause.kind in ("slot_busy", "source_failed"))
-        case FetchFailed():
-            return Trouble(failure.make(cause.code, phase, cause.detail), False)  # the fetch had its own tries
-        case CallFailed():
-            made = cause.fault.failure or failure.make(cause.fault.code, phase, cause.fault.detail)
-            return Trouble(made, cause.fault.code == "files_changed")  # the next try mends them
-        case RaftmetaError():
-            return Trouble(failure.make(cause.code, phase, cause.detail), cause.info.error_class is ErrorClass.UNAVAILABLE)
-        case BlobsRotten():
-            return Trouble(failure.make("integrity_mismatch", phase, str(cause)), True)
-        case WorkersLag():
-            return Trouble(failure.make("workers_lag", phase, str(cause)), True)
-        case MemoryError():
-            return Trouble(failure.make("no_memory", phase, str(cause) or "out of memory"), False)
-        case _:
-            return Trouble(failure.make("internal", phase, f"{type(cause).__name__}: {cause}"), True)
-
-
-def phase_of(step: Step) -> str:
-    """What a step does, for who reads of its failure."""
-    match step:
-        case Fetch():
-            return "fetch"
-        case StageInto():
-            return "fill"
-        case Verify():
-            return "verify"
-        case Warm():
-            return "warm"
-        case SwitchTo() | AwaitWorkers() | Obey():
-            return "switch"
-        case Attest():
-            return "attest"
 
 
 def _ends_change(step: Step, goal: Goal) -> bool:

@@ -20,7 +20,8 @@ from node_agent.messages import Fault
 from node_agent.plan import Change, Goal, Order, Target
 from node_agent.refusal import Refusal
 from node_agent.report import Look
-from node_agent.tend import Means, Tender, trouble_of
+from node_agent.tend import Means, Tender
+from node_agent.trouble import trouble_of
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import Phase, SideName, Stage
 from tests.support.agent_fakes import FakeCrew, FakePlane, FakeProvider
