@@ -18,8 +18,10 @@ from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
 from raftmeta.durable import DiskFull
+from raftmeta.log import clocks
 from raftmeta.log import setup as ops
 from raftmeta.log.boot import Recovered
+from raftmeta.log.clocks import Clocks
 from raftmeta.log.configuration import Configuration
 from raftmeta.log.engine import Engine
 from raftmeta.log.exchange import SnapshotExchange
@@ -47,10 +49,9 @@ from raftmeta.log.reads import Reads, ReadSink
 from raftmeta.log.reports import Reports
 from raftmeta.log.setup import LEADER, Halted, Ports, Setup, Timing
 from raftmeta.log.shortage import Shortage
-from raftmeta.log.stamping import CLOCK_S, Stamping
+from raftmeta.log.stamping import Stamping
 
 EXPIRY_S = 0.05  # how often deadlines of waiting callers are looked at
-CLOCK_TOPIC = "clock"  # gossip among replicas: a wall clock, Unix milliseconds in decimal
 BARRIER_S = 0.5  # a member without readers renews its barrier this often, so that its staleness is known
 
 
@@ -98,7 +99,7 @@ class Replica:
         self._expire_at = 0.0
         self._stamping = Stamping(setup.ports.clock, setup.wall_ms)
         self._stamping.applied(recovered.state.cluster_ms)
-        self._tell_clock_at = 0.0
+        self._clocks = Clocks(self, self._stamping, setup.wall_ms)
         self.sync_s = 0.0
         self._bootstrap_pending = recovered.bootstrap
         engine_setup = Setup(
@@ -152,6 +153,10 @@ class Replica:
     def snapshot_index(self) -> int:
         return self._exchange.index
 
+    def clock_offset_ms(self) -> int:
+        """By how much this member's wall clock is ahead of what most members say."""
+        return self._stamping.own_offset_ms()
+
     def staleness_s(self) -> float:
         return self._ports.clock() - self.reads.barrier_started_at
 
@@ -181,7 +186,7 @@ class Replica:
             self._exchange.poll(self.engine, self.state, self._ports.clock())
         self._shortage.step(self._ports.clock(), (self.state.size_bytes, self.engine.applied_index), self._majority_without_room)
         self._look_after_alarms(self._ports.clock())
-        self._tell_clocks()
+        self._clocks.step(self._ports.clock())
         self._expire()
         self._ship(transmit)
 
@@ -225,7 +230,7 @@ class Replica:
                 self._connected.add(event.peer)
                 self.engine.connected(event.peer, event.incarnation)
                 self._reports.connected(event.peer)
-                self._tell_clock(event.peer)
+                self._clocks.connected(event.peer)
             case Disconnected():
                 self._connected.discard(event.peer)
                 self.engine.disconnected(event.peer)
@@ -247,8 +252,8 @@ class Replica:
             case ReadIndexReply():
                 if peer == self.engine.leader_id:
                     self.reads.answered(message.id, message.index)
-            case Gossip(topic=topic) if topic == CLOCK_TOPIC:
-                self._hear_clock(peer, message.data)
+            case Gossip(topic=clocks.TOPIC):
+                self._clocks.heard(peer, message.data, self.engine.configuration.ids)
             case Gossip():
                 self._observer.heard(peer, message.topic, message.data)
             case StateReport():
@@ -269,27 +274,6 @@ class Replica:
             self._expire_at = now + EXPIRY_S
             self.proposals.expire(now)
             self.reads.expire(now, "no_quorum" if self._leader else "no_leader")
-
-    # ------------------------------------------------------------------ clocks
-
-    def clock_offset_ms(self) -> int:
-        """By how much this member's wall clock is ahead of what most members say."""
-        return self._stamping.own_offset_ms()
-
-    def _tell_clocks(self) -> None:
-        now = self._ports.clock()
-        if now >= self._tell_clock_at:
-            self._tell_clock_at = now + CLOCK_S
-            for peer in sorted(self._connected):
-                self._tell_clock(peer)
-
-    def _tell_clock(self, peer: str) -> None:
-        self._outbox.append((peer, Gossip(CLOCK_TOPIC, b"%d" % self._setup.wall_ms())))
-
-    def _hear_clock(self, peer: str, data: bytes) -> None:
-        """Nobody's clock is believed before 1970 or after the year 5138: 15 digits are more than either end needs."""
-        if data.isdigit() and len(data) <= 14 and peer in self.engine.configuration.ids:
-            self._stamping.heard(peer, int(data))
 
     # ------------------------------------------------------------------ reads
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-CLOCK_S = 10.0  # between two tellings of one's clock
 FORWARD = 120.0  # milliseconds gained a millisecond while behind: three hours take a minute and a half
 
 
