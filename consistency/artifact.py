@@ -104,6 +104,17 @@ def _assemble(
     return manifest
 
 
+def read_header(file: Found, stream: FileIO) -> tuple[bytes, safetensors.Header]:
+    """The bytes before the tensors, and what they say. Raises RaftmetaError bad_manifest that names the file."""
+    size = file.stamp.size_bytes
+    head = _read_exactly(file, stream, min(safetensors.LENGTH_BYTES, size))
+    try:
+        head += _read_exactly(file, stream, safetensors.header_length(head, size))
+        return head, safetensors.parse_header(head, size)
+    except RaftmetaError as cause:
+        raise RaftmetaError(cause.code, f"{file.name!r}: {cause.detail}", file=file.name, **cause.params) from cause
+
+
 class _Reader:
     """Reads files in order and keeps what the manifest needs of them. One helper thread hashes files while this one hashes tensors."""
 
@@ -153,12 +164,7 @@ class _Reader:
 
     def _read_weights(self, file: Found, stream: FileIO) -> str:
         size = file.stamp.size_bytes
-        head = _read_exactly(file, stream, min(safetensors.LENGTH_BYTES, size))
-        try:
-            head += _read_exactly(file, stream, safetensors.header_length(head, size))
-            header = safetensors.parse_header(head, size)
-        except RaftmetaError as cause:
-            raise RaftmetaError(cause.code, f"{file.name!r}: {cause.detail}", file=file.name, **cause.params) from cause
+        head, header = read_header(file, stream)
         sha = hashlib.sha256(head)
         self._advance(file, len(head))
         tensors = _TensorHasher(file.name, header.tensors)

@@ -106,22 +106,19 @@ def _load(directory: Path) -> Instance:
 
 def _views(directory: Path) -> SlotViews:
     """The directory's tensors in memory of this process, laid out as in a slot."""
-    from consistency.artifact_files import list_files, open_inside
+    from consistency.artifact import read_header
+    from consistency.artifact_files import WEIGHTS_SUFFIX, list_files, open_inside
     from node_agent import layout as layouts
     from node_agent.binding import SlotViews
-    from raftmeta.core import safetensors
     from raftmeta.core.manifest import TensorEntry
 
     listing = list_files(directory)
     tensors: list[TensorEntry] = []
     for file in listing.files:
-        if not file.name.endswith(".safetensors"):
+        if not file.name.endswith(WEIGHTS_SUFFIX):
             continue
         with open_inside(listing.root, file) as stream:
-            size = file.stamp.size_bytes
-            first = stream.read(safetensors.LENGTH_BYTES) or b""
-            head = first + (stream.read(safetensors.header_length(first, size)) or b"")
-            header = safetensors.parse_header(head, size)
+            _, header = read_header(file, stream)
         tensors += [TensorEntry(item.name, item.dtype, item.shape, file.name, item.begin, item.end, "", "") for item in header.tensors]
     layout = layouts.plan(tensors)
     memory = memoryview(bytearray(max(1, layout.total_bytes)))
