@@ -7,11 +7,9 @@ MiB (1000) and runs (7). Exit status 1 when a bar is missed: 15 % of time and by
 from __future__ import annotations
 
 import statistics
-import tempfile
-from pathlib import Path
 
 from benchmarks.harness import emit, note, row, seconds
-from benchmarks.weights import Bench, change, fill, make, slot_bytes, write
+from benchmarks.weights import Bench, change, fill, make, places, slot_bytes, write
 from consistency import vector
 from node_agent.pour import Pace
 from node_agent.staging import Manner, Staged
@@ -27,14 +25,14 @@ def main(arguments: list[str]) -> int:
     size_mib = int(arguments[0]) if arguments else 1000
     runs = int(arguments[1]) if len(arguments) > 1 else 7
     vector.backend()
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory(dir="/dev/shm") as arena_dir:
+    with places() as (directory, arena_dir):
         weights = make(TENSORS, (size_mib * (1 << 20) // TENSORS // 2 // 4096, 4096))
         versions: list[Manifest] = []
         bench = None
         for number in (0, 1):
             weights = weights if number == 0 else change(weights, 0.1, seed=7)
-            versions.append(write(Path(directory) / f"v{number}", weights))
-            bench = bench or Bench(Path(directory), Path(arena_dir), slot_bytes(versions[0]))
+            versions.append(write(directory / f"v{number}", weights))
+            bench = bench or Bench(directory, arena_dir, slot_bytes(versions[0]))
             fill(bench.store, weights)
         assert bench is not None
         del weights

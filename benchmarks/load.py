@@ -8,18 +8,18 @@ MiB (1024) and runs (7). Exit status 1 when a bar is missed.
 from __future__ import annotations
 
 import statistics
-import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from benchmarks.harness import emit, note, row, seconds
 from benchmarks.load_peers import Peer, all_peers
-from benchmarks.weights import Bench, anonymous_bytes, fill, make, slot_bytes, write
+from benchmarks.weights import Bench, fill, make, places, slot_bytes, write
 from consistency import vector
+from node_agent.device.port import EMPTY_RECORD
+from node_agent.memory import peak_growth
 from node_agent.pour import Pace
 from node_agent.staging import Manner
 from raftmeta.core.manifest import Manifest
@@ -54,7 +54,8 @@ class Load:
             thread.join()
 
     def _read(self, part: int, threads: int) -> None:
-        memory = self._bench.arena._slot(0)
+        self._bench.arena.mark_dirty(0, EMPTY_RECORD)
+        memory = self._bench.arena.staging_view(0)
         offset = part * (self.size // TENSORS)
         for tensor in self._manifest.tensors[part::threads]:
             blob = self._bench.store.open(tensor.sha256, tensor.size_bytes)
@@ -63,23 +64,6 @@ class Load:
                 blob.read_into(begin, memory[offset + begin : offset + end])
             blob.close()
             offset += threads * tensor.size_bytes
-
-
-def growth_bytes(work: Callable[[], None]) -> int:
-    """By how much the process's own memory grew at most while this ran."""
-    before, most, over = anonymous_bytes(), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not over.wait(0.002):
-            most = max(most, anonymous_bytes())
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    work()
-    over.set()
-    watching.join()
-    return max(most, anonymous_bytes()) - before
 
 
 def best_setting(peer: Peer) -> tuple[str, Callable[[], object]]:
@@ -114,21 +98,23 @@ def main(arguments: list[str]) -> int:
     size_mib = int(arguments[0]) if arguments else 1024
     runs = int(arguments[1]) if len(arguments) > 1 else 7
     vector.backend()
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory(dir="/dev/shm") as arena_dir:
+    with places() as (directory, arena_dir):
         weights = make(TENSORS, (size_mib * (1 << 20) // TENSORS // 2 // 4096, 4096))
-        manifest = write(Path(directory) / "artifact", weights)
-        bench = Bench(Path(directory), Path(arena_dir), slot_bytes(manifest))
+        manifest = write(directory / "artifact", weights)
+        bench = Bench(directory, arena_dir, slot_bytes(manifest))
         fill(bench.store, weights)
         del weights
         load = Load(bench, manifest)
         emit(row(BENCH, "first threads=1", "GB/s", load.size / seconds(partial(load.ours, 1)) / 1e9))
-        grown_mb = growth_bytes(partial(load.ours, 2)) / 1e6
+        with peak_growth() as growth:
+            load.ours(2)
+            grown_mb = growth() / 1e6
         emit(row(BENCH, "growth of RssAnon, threads=2", "MB", grown_mb))
         held = grown_mb <= GROWTH_LIMIT_MB
         for threads in BARS:
             torch.set_num_threads(threads)
             peers = []
-            for peer in all_peers(Path(directory) / "artifact" / "model.safetensors", threads):
+            for peer in all_peers(directory / "artifact" / "model.safetensors", threads):
                 setting, work = best_setting(peer)
                 peers.append((peer.name, setting, work))
             held = compare(load, peers, threads, runs) and held

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -94,9 +96,8 @@ def slot_bytes(manifest: Manifest) -> int:
     return layouts.plan(manifest.tensors).total_bytes
 
 
-def anonymous_bytes() -> int:
-    """RssAnon of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no RssAnon")
+@contextmanager
+def places() -> Iterator[tuple[Path, Path]]:
+    """A directory on the disk and one in shared memory, for as long as a benchmark runs."""
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory(dir="/dev/shm") as arena_dir:
+        yield Path(directory), Path(arena_dir)
