@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from raftmeta.core.errors import CODES
+
+StubT = TypeVar("StubT")
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,16 @@ def always(answer: Answer) -> Route:
 @contextmanager
 def stub_server(routes: dict[tuple[str, str], Route]) -> Iterator[StubServer]:
     """Serves until the block ends."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    with serving(_Handler, lambda url: StubServer(url, routes, [])) as stub:
+        yield stub
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], make: Callable[[str], StubT]) -> Iterator[StubT]:
+    """A server on loopback whose requests `handler` answers from `self.server.stub`, which is made of the server's URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    stub = StubServer(f"http://127.0.0.1:{server.server_address[1]}", routes, [])
+    stub = make(f"http://127.0.0.1:{server.server_address[1]}")
     server.stub = stub  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

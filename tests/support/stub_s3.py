@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.support.stub_http import serving
 
 
 @dataclass
@@ -24,18 +25,8 @@ class StubS3:
 
 @contextmanager
 def stub_s3() -> Iterator[StubS3]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    stub = StubS3(f"http://127.0.0.1:{server.server_address[1]}")
-    server.stub = stub  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with serving(_Handler, StubS3) as stub:
         yield stub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -36,7 +36,8 @@ def put_back(disk: MemoryDisk, path: Path, old: bytes) -> dict[Path, bytes]:
     return disk.files()
 
 
-def test_d10_an_older_copy_of_the_open_segment_is_damage_after_a_quiet_moment() -> None:
+def written_on() -> tuple[MemoryDisk, Path, bytes]:
+    """A disk whose open segment was quiet at record 9 and at 12; its path, and what it held at 9."""
     disk = MemoryDisk()
     journal = written(disk)
     quiet(journal, 0.0)
@@ -45,6 +46,11 @@ def test_d10_an_older_copy_of_the_open_segment_is_damage_after_a_quiet_moment() 
     fill(journal, 10, 12)
     journal.sync()
     quiet(journal, 2.0)
+    return disk, path, old
+
+
+def test_d10_an_older_copy_of_the_open_segment_is_damage_after_a_quiet_moment() -> None:
+    disk, path, old = written_on()
     before = put_back(disk, path, old)
     with pytest.raises(JournalCorrupt) as caught:
         open_journal(disk)
@@ -76,14 +82,7 @@ def forget_the_end(disk: MemoryDisk) -> None:
 
 
 def test_without_the_end_in_the_hard_state_an_older_copy_of_the_open_segment_loses_records_silently() -> None:
-    disk = MemoryDisk()
-    journal = written(disk)
-    quiet(journal, 0.0)
-    path = segment_paths(disk)[-1]
-    old = disk.contents(path)
-    fill(journal, 10, 12)
-    journal.sync()
-    quiet(journal, 2.0)
+    disk, path, old = written_on()
     forget_the_end(disk)
     disk.put(path, old)
     assert open_journal(disk).last_index == 9
