@@ -21,6 +21,7 @@ from node_agent.crew import Crew
 from node_agent.desired import Desired, Identity
 from node_agent.device import inventory
 from node_agent.fetch import Fetcher, Patience
+from node_agent.in_process import InProcess
 from node_agent.ipc import Server
 from node_agent.journal import Journal
 from node_agent.loop import Bounds, ControlPlane, Loop
@@ -33,10 +34,12 @@ from node_agent.proving import kernel
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime, log
 from node_agent.s3_source import Buckets
+from node_agent.serving import Reading
 from node_agent.sources import opener
-from node_agent.station import Places, Reading
+from node_agent.station import Places, Station
 from node_agent.store import Store
-from node_agent.tend import Means, Tender
+from node_agent.taking import Means
+from node_agent.tend import Tender
 from raftmeta.client import Client, all_items
 from raftmeta.core.manifest import config_digest
 
@@ -102,7 +105,7 @@ class Answers:
         tender = self._loop.tenders.get(call.deployment)
         if tender is None:
             return Fault(call.number, 404, "unknown_deployment", f"deployment {call.deployment!r} is not on this node")
-        reading = await asyncio.to_thread(tender.station.vector)
+        reading = await asyncio.to_thread(tender.serving.vector)
         if reading is None:
             return Fault(call.number, 503, "starting", f"{call.deployment}: no verified version serves right now")
         if call.blocks:
@@ -114,7 +117,7 @@ class Answers:
         return Json(call.number, await asyncio.to_thread(self._vector_body, tender, reading, call.entries))
 
     def _vector_body(self, tender: Tender, reading: Reading, entries: bool) -> bytes:
-        record = tender.station.record
+        record = tender.remembered.record
         manifest = self._store.manifest(reading.record.checksum)
         body: dict[str, Any] = {
             "node": self._facts.node,
@@ -130,7 +133,7 @@ class Answers:
             "config_digest": "" if manifest is None else config_digest(manifest),
             "computed_at_ms": time.time_ns() // 1_000_000,
             "lag_ms": record.lag_ms,
-            "active_models": sum(other.station.active is not None for other in self._loop.tenders.values()),
+            "active_models": sum(any(slot.active for slot in other.serving.slots()) for other in self._loop.tenders.values()),
             "switching": not tender.look().ready,
         }
         if entries:
@@ -182,7 +185,7 @@ async def run(runtime: Runtime) -> None:
             fetcher = Fetcher(store, opener(config.artifact_roots, http, Buckets(config.s3).source), Patience(config.fetch_attempts))
             provider = StoreProvider(store, fetcher, plane, loop.keep)
             crew = Crew(peers, prober, config.load_timeout_s)
-            means = Means(config.node, runtime.boot_id, plane, provider, crew, kernel())
+            means = Means(config.node, runtime.boot_id, plane, provider, lambda record: InProcess(Station(record, places), crew, kernel()))
             server = Server(Answers(loop, facts, store).answer, lambda: None)
             await server.start(runtime.control_socket())
             log.info("control_runs", boot_id=runtime.boot_id, members=config.member_urls)

@@ -15,12 +15,16 @@ from typing import Any, NamedTuple, Protocol
 
 from node_agent import report
 from node_agent.desired import DeploymentView, Desired, RolloutView, read
+from node_agent.journal import DeploymentRecord
 from node_agent.plan import NO_ORDER, Goal, Order, Target
+from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
+from node_agent.remembered import Remembered
 from node_agent.report import NodeFacts
 from node_agent.runtime import log
-from node_agent.station import Places, Station, new_record
-from node_agent.tend import Means, Tender
+from node_agent.station import Places, new_record
+from node_agent.taking import Means
+from node_agent.tend import Tender
 from raftmeta.core.errors import RaftmetaError
 
 WATCHED = ("deployments", "rollouts")
@@ -118,12 +122,12 @@ class Loop:
             return None
         wanted: set[str] = set()
         for name, tender in self._tenders.items():
-            goal, record = tender.goal, tender.station.record
+            goal, record = tender.goal, tender.remembered.record
             if goal is None or goal.offline:
                 return None
             targets = [goal.committed, goal.change.to if goal.change else None, record.obeyed, record.pin]
             wanted.update(target.checksum for target in targets if target is not None)
-            wanted.update(held.checksum for slot in (0, 1) if (held := tender.station.slot_record(slot)).checksum)
+            wanted.update(look.record.checksum for look in tender.serving.slots() if look.record.checksum)
             if self._previous.get(name):
                 wanted.add(self._previous[name])
         return frozenset(wanted)
@@ -196,8 +200,8 @@ class Loop:
             goal = self._desired.goal(item, committed)
             tender = self._tenders.get(item.name) or self._adopt(goal, item.model)
             if tender is not None:
-                if tender.station.record.side is not goal.side:
-                    tender.station.remember(side=goal.side)
+                if tender.remembered.record.side is not goal.side:
+                    tender.remembered.remember(side=goal.side)
                 tender.want(goal)
                 await self._remember_previous(item)
 
@@ -228,9 +232,9 @@ class Loop:
 
     def _restore(self) -> None:
         """Take over every deployment that this node had; what it should do comes later."""
-        for name, record in sorted(self._places.journal.record.deployments.items()):
+        for _, record in sorted(self._places.journal.record.deployments.items()):
             with suppress(Refusal, OSError):  # said by `_open`; a list tries again
-                self._start(name, Station(record, self._places))
+                self._start(record)
 
     def _adopt(self, goal: Goal, model: str) -> Tender | None:
         """A deployment that lists this node and has no tender yet."""
@@ -242,13 +246,16 @@ class Loop:
         record = journal.deployment(name) or new_record(goal, model, self._places.store.root, self._facts.node)
         try:
             journal.put(record)
-            return self._start(name, Station(record, self._places))
+            return self._start(record)
         except (Refusal, OSError) as cause:
             log.error("deployment_refused", deployment=name, reason=str(cause))
             return None
 
-    def _start(self, name: str, station: Station) -> Tender:
-        tender = Tender(station, self._means)
+    def _start(self, record: DeploymentRecord) -> Tender:
+        """Raises Refusal or OSError when what an earlier control left cannot be taken over."""
+        name, serving = record.name, self._means.serve(record)
+        remembered = Remembered(self._places.journal, name, self._places.clock_ns)
+        tender = Tender(remembered, Prepared(self._places.store, serving.held), serving, self._means)
         self._tenders[name] = tender
         self._tasks[name] = asyncio.create_task(_guarded(tender.run), name=f"tend {name}")
         return tender
@@ -259,18 +266,18 @@ class Loop:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         self._places.journal.drop(name)
-        await self._means.crew.release(name, -1)
-        tender.station.destroy()
+        await tender.serving.release(None)
+        tender.serving.destroy()
         log.info("deployment_given_up", deployment=name)
 
     async def _start_alone(self) -> None:
         """Without an answer in time, serve what served last."""
         await asyncio.sleep(self._bounds.start_wait_s)
         for name, tender in self._tenders.items():
-            record = tender.station.record
+            record = tender.remembered.record
             if tender.goal is not None:
                 continue
-            target = record.obeyed if record.obeyed is not None and tender.station.is_prepared(record.obeyed) else record.pin
+            target = record.obeyed if record.obeyed is not None and tender.prepared.covers(record.obeyed) else record.pin
             if target is not None:
                 log.warning("serving_without_control_plane", deployment=name, version=target.label, silent_s=round(self.silent_s, 1))
                 tender.want(Goal(name, record.side, target, record.fence, None, offline=True))

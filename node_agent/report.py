@@ -7,17 +7,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from node_agent.device.port import SlotRecord, SlotState
+from node_agent.device.port import SlotState
 from node_agent.journal import ChangeRecord
 from node_agent.plan import Attest, Target
+from node_agent.serving import SlotLook
 from raftmeta.core.types import SideName, Stage, StageCounters
 
 MAX_DETAIL = 1000  # characters of a failure
-
-
-class SlotLook(NamedTuple):
-    record: SlotRecord
-    active: bool
 
 
 class Look(NamedTuple):

@@ -1,8 +1,8 @@
 """One deployment's memory on this node, from control's side: arena, slots, switch, and what is known about them.
 
-Knows no rule about when to do what: `plan` decides, `tend` calls. All methods block and are called one at a time, except `vector`, which
-reads only and may run beside them. `look` says what is true now; that a slot was checked or warmed counts for this process only, and for
-the standby slot only within the rollout that asked for it.
+Knows no rule about when to do what: `plan` decides, tending calls, through `in_process`. All methods block and are called one at a time,
+except `vector`, which reads only and may run beside them. `look` says what is true now; that a slot was checked or warmed counts for this
+process only, and for the standby slot only within the rollout that asked for it. What the node remembers is written elsewhere.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from consistency.vector import TensorVector, entry_of, root
 from node_agent import layout as layouts
 from node_agent import names, staging, staging_plan
@@ -28,20 +26,21 @@ from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import EMPTY_RECORD, Device, SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
 from node_agent.freshness import Freshness
-from node_agent.journal import MAX_PROOFS, ChangeRecord, DeploymentRecord, Journal, Proof
+from node_agent.journal import DeploymentRecord, Journal
 from node_agent.layout import Placement
-from node_agent.plan import Goal, Order, Seen, SlotSeen, Target
+from node_agent.plan import Goal, Order, SlotSeen, Target
 from node_agent.pour import NoBlobs, Pace, pour
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
+from node_agent.serving import Reading, SlotsSeen
 from node_agent.slots import Switch, SwitchReport
 from node_agent.staging import Manner
 from node_agent.staging_plan import Origin, Step
-from node_agent.store import Store, blobs_of
+from node_agent.store import Store
 from raftmeta.core.manifest import Manifest, pack
-from raftmeta.core.types import Phase, StageCounters
+from raftmeta.core.types import StageCounters
 
-DRAIN_S = 60.0  # longer than any request may take
+SETTLE_S = 1.0  # of a slot that was drained before: a worker that looked at the active word just then enters and leaves
 
 
 @dataclass(frozen=True)
@@ -68,23 +67,6 @@ class SlotCheck(NamedTuple):
     change: str
 
 
-class Reading(NamedTuple):
-    """The vector of the slot that served while it was computed."""
-
-    record: SlotRecord
-    slot: int
-    epoch: int
-    vectors: dict[str, TensorVector]
-
-    @property
-    def entries(self) -> dict[str, str]:
-        return {name: vector.entry for name, vector in self.vectors.items()}
-
-    @property
-    def root(self) -> str:
-        return root(self.entries)
-
-
 class Station:
     def __init__(self, record: DeploymentRecord, places: Places) -> None:
         """Takes over what an earlier control left. Raises Refusal when the files in shared memory are not ours to use."""
@@ -101,26 +83,11 @@ class Station:
         self._checked: dict[int, SlotCheck] = {}
         self._warmed: dict[int, SlotCheck] = {}
         self._freshness = Freshness(places.verify_max_age_ns, places.clock_ns)
-        self._prepared: set[str] = set()
-
-    # --- the record
 
     @property
     def record(self) -> DeploymentRecord:
         found = self._places.journal.deployment(self.name)
         assert found is not None, self.name
-        return found
-
-    def remember(self, **fields: object) -> None:
-        """Durable when this returns."""
-        self._places.journal.put(msgspec.structs.replace(self.record, **fields))
-
-    def change_record(self, change_id: str) -> ChangeRecord:
-        """How far this node came with a rollout; a new one starts from nothing."""
-        found = self.record.change
-        if found.id != change_id:
-            found = ChangeRecord(id=change_id)
-            self.remember(change=found)
         return found
 
     # --- looking
@@ -133,44 +100,21 @@ class Station:
     def slot_record(self, slot: int) -> SlotRecord:
         return EMPTY_RECORD if self._arena is None else self._arena.record(slot)
 
-    def look(self, goal: Goal, loaded: Callable[[int, Target], bool]) -> Seen:
-        """What is true now, for the plan. `loaded`: does every worker hold this version in this slot?"""
-        record = self.record
-        change = goal.change
-        syncing = change is not None and change.phase is Phase.SYNCING
-        targets = [target for target in (goal.committed, change.to if change else None, record.obeyed) if target is not None]
-        active = self.active
+    def look(self, change: str | None, loaded: Callable[[int, Target], bool]) -> SlotsSeen:
+        """What is true now. `loaded`: does every worker hold this version in this slot?
+
+        What was checked and warmed in the standby slot counts within the rollout `change` only; None: whatever it was for.
+        """
+        word = self.block.active()
+        active = None if word[0] == NO_SLOT else word[0]
         slots = []
         for slot in range(SLOTS):
             held = self.slot_record(slot)
-            within = change.id if change is not None and syncing and slot != active else None
+            within = None if slot == active else change
             target = Target("", held.version, held.checksum, "")
             warmed = _counts(self._warmed.get(slot), held, within) and loaded(slot, target)
             slots.append(SlotSeen(held.version, held.checksum, held.state, _counts(self._checked.get(slot), held, within), warmed))
-        failed = record.change.id if record.change.failure else ""
-        return Seen(
-            slots=(slots[0], slots[1]),
-            active=active,
-            answering=None,
-            prepared=frozenset(target.checksum for target in targets if self.is_prepared(target)),
-            fence=record.fence,
-            obeyed=record.obeyed,
-            failed_change=failed,
-            said=None,
-        )
-
-    def is_prepared(self, target: Target) -> bool:
-        """Every byte of the version is on this node: in the store, or in the slot that serves."""
-        if target.checksum in self._prepared:
-            return True
-        manifest = self._places.store.manifest(target.checksum)
-        if manifest is None or not self._places.store.version_dir(target.checksum).is_dir():
-            return False
-        elsewhere = self.held_by_active()
-        if any(sha256 not in elsewhere for sha256, _ in self._places.store.missing(blobs_of(manifest))):
-            return False
-        self._prepared.add(target.checksum)
-        return True
+        return SlotsSeen((slots[0], slots[1]), active, word[1])
 
     def held_by_active(self) -> frozenset[str]:
         """SHA-256 of the tensors in the slot that serves."""
@@ -180,10 +124,6 @@ class Station:
             return frozenset()
         snapshot = self._snapshots.load(active, record.snapshot_digest)
         return frozenset() if snapshot is None else frozenset(snapshot.held.values())
-
-    def forget_prepared(self) -> None:
-        """Look at the store again: something was missing or was removed."""
-        self._prepared.clear()
 
     # --- doing
 
@@ -210,18 +150,18 @@ class Station:
         if self._arena.notice:
             log.warning("arena_placed_anywhere", deployment=self.name, reason=self._arena.notice)
 
+    def drain(self, slot: int, limit_s: float) -> None:
+        """Until no request uses the slot. Raises Refusal slot_active, or slot_busy past the limit."""
+        self._switch.wait_drained(slot, time.monotonic() + limit_s)
+
     def stage(self, target: Target, slot: int, order: Order, change: str, fetched: int) -> StageCounters:
-        """Write and verify. Raises Refusal; the slot that serves is untouched."""
+        """Write and verify what was drained. Raises Refusal; the slot that serves is untouched."""
         device = CpuDevice(self._need_arena())
         self._require_activations(target)
-        self._switch.wait_drained(slot, time.monotonic() + DRAIN_S)
-        try:
-            known = self._freshness.take(slot)
-            how = Manner(self._pace(), {name: item.entry for name, item in known.items()})
-            staged = staging.stage(device, self._snapshots, self._stage_order(target, slot, order), self._places.store, fetched, how)
-        except Refusal:
-            self.forget_prepared()
-            raise
+        self.drain(slot, SETTLE_S)
+        known = self._freshness.take(slot)
+        how = Manner(self._pace(), {name: item.entry for name, item in known.items()})
+        staged = staging.stage(device, self._snapshots, self._stage_order(target, slot, order), self._places.store, fetched, how)
         self._freshness.note(slot, staged.entries, known)
         self._checked[slot] = SlotCheck(staged.record, change)
         return staged.counters
@@ -248,35 +188,16 @@ class Station:
         self._freshness.note(slot, entries, {})
         self._checked[slot] = SlotCheck(record, change)
 
-    def proof(self, target: Target, kernel: str) -> Proof | None:
-        """What is known of this version on this node, computed by this kernel."""
-        return next((proof for proof in self.record.proofs if (proof.checksum, proof.kernel) == (target.checksum, kernel)), None)
-
-    def note_proof(self, proof: Proof) -> None:
-        others = [other for other in self.record.proofs if other.checksum != proof.checksum]
-        self.remember(proofs=(*others, proof)[-MAX_PROOFS:])
-
     def note_warm(self, slot: int, change: str) -> None:
         self._warmed[slot] = SlotCheck(self.slot_record(slot), change)
 
-    def switch(self, target: Target, slot: int, order: Order, seen_ns: int) -> SwitchReport:
-        """Durably obey the order, then flip. The slot was checked by this process."""
+    def switch(self, target: Target, slot: int) -> SwitchReport:
+        """Flip. The slot was checked by this process, the order is obeyed durably already."""
         record = self._need_arena().verified(slot)
         check = self._checked.get(slot)
         if (record.version, record.checksum) != (target.label, target.checksum) or check is None or check.record != record:
             raise Refusal("slot_not_verified", f"slot {slot}", f"{target.label}, checked by this process", f"{record.version}")
-        if order > self.record.fence:
-            self.remember(fence=order, obeyed=target, order_seen_ns=seen_ns, lag_ms=-1)
         return self._switch.switch(slot)
-
-    def note_answering(self, target: Target) -> None:
-        """Every worker answers with the target: it is the pin, and the lag of its order is known."""
-        record = self.record
-        lag_ms = record.lag_ms
-        if record.order_seen_ns and record.obeyed == target:
-            passed_ns = self._places.clock_ns() - record.order_seen_ns
-            lag_ms = passed_ns // 1_000_000 if passed_ns >= 0 else -1  # a boot in between starts the clock anew
-        self.remember(pin=target, order_seen_ns=0, lag_ms=lag_ms)
 
     # --- reading for the checker
 

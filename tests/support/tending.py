@@ -7,9 +7,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from node_agent.in_process import InProcess
 from node_agent.plan import Change, Goal, Order, Target
+from node_agent.prepared import Prepared
+from node_agent.remembered import Remembered
 from node_agent.report import Look
-from node_agent.tend import Means, Tender
+from node_agent.taking import Means
+from node_agent.tend import Tender
 from raftmeta.core.types import Phase, SideName, Stage
 from tests.support.agent_fakes import FakeCrew, FakePlane, FakeProvider
 from tests.support.agent_memory import NodeMemory
@@ -35,7 +39,10 @@ class TendScene:
         """A control process begins, as after a crash of the one before."""
         self.station = self.memory.station()
         self.crew.station = self.station
-        self.tender = Tender(self.station, Means("n1", "boot-1", self.plane, self.provider, self.crew, "kernel 1"))
+        serving = InProcess(self.station, self.crew, "kernel 1")
+        self.remembered = Remembered(self.memory.journal, "search")
+        means = Means("n1", "boot-1", self.plane, self.provider, lambda record: serving)
+        self.tender = Tender(self.remembered, Prepared(self.memory.store, serving.held), serving, means)
 
     def close(self) -> None:
         self.station.close()

@@ -100,8 +100,8 @@ class Scene:
         target = self.versions[number].target
         return self.host.load(Load(1, "search", slot, target.label, target.checksum))
 
-    def switch(self, number: int, slot: int, revision: int) -> None:
-        self.station.switch(self.versions[number].target, slot, Order(1, revision), 0)
+    def switch(self, number: int, slot: int) -> None:
+        self.station.switch(self.versions[number].target, slot)
 
     def infer(self, version: str = "", name: str = "x") -> object:
         return self.host.infer(Infer(1, "search", version, (Tensor(name, "INT64", (1,), bytes(8)),), ()))
@@ -132,9 +132,9 @@ def test_the_answer_carries_the_label_of_the_slot_that_computed_it(scene: Scene)
     scene.stage(1, 0)
     scene.stage(2, 1)
     assert isinstance(scene.load(1, 0), Loaded) and isinstance(scene.load(2, 1), Loaded)
-    scene.switch(1, 0, 5)
+    scene.switch(1, 0)
     assert answer(scene.infer()) == ("1.0.0", b"1")
-    scene.switch(2, 1, 6)
+    scene.switch(2, 1)
     assert answer(scene.infer()) == ("2.0.0", b"2")
 
 
@@ -150,7 +150,7 @@ def test_an_active_slot_that_is_not_loaded_here_is_not_answered_from(scene: Scen
     scene.stage(1, 0)
     scene.stage(2, 1)
     scene.load(2, 1)
-    scene.switch(1, 0, 5)
+    scene.switch(1, 0)
     assert code(scene.infer()) == "not_loaded"
     assert scene.host.served()[0].blocked == "", "this worker has to load it, nothing is wrong with the node"
     scene.load(1, 0)
@@ -160,7 +160,7 @@ def test_an_active_slot_that_is_not_loaded_here_is_not_answered_from(scene: Scen
 def test_a_slot_whose_record_no_longer_says_verified_does_not_serve(scene: Scene) -> None:
     scene.stage(1, 0)
     scene.load(1, 0)
-    scene.switch(1, 0, 5)
+    scene.switch(1, 0)
     arena = scene.station._arena
     assert arena is not None
     arena.mark_dirty(0, arena.record(0))  # the same version, about to be written again
@@ -177,7 +177,7 @@ def test_a_slot_whose_record_no_longer_says_verified_does_not_serve(scene: Scene
 def test_a_slot_that_was_taken_away_is_served_from_the_other_one_after_the_switch(scene: Scene) -> None:
     scene.stage(1, 0)
     scene.load(1, 0)
-    scene.switch(1, 0, 5)
+    scene.switch(1, 0)
     arena = scene.station._arena
     assert arena is not None
     arena.mark_empty(0)
@@ -185,14 +185,14 @@ def test_a_slot_that_was_taken_away_is_served_from_the_other_one_after_the_switc
     scene.load(1, 1)
     assert scene.host.served()[0].blocked, "loaded, but nobody switched to it"
     assert answer(scene.infer("1.0.0")) == ("1.0.0", b"1"), "who asks for it by name may have it"
-    scene.switch(1, 1, 5)
+    scene.switch(1, 1)
     assert scene.host.served()[0].blocked == ""
     assert answer(scene.infer()) == ("1.0.0", b"1")
 
 
 def test_a_deployment_whose_memory_is_gone_is_said_to_serve_nothing_until_it_is_loaded_again(scene: Scene) -> None:
     scene.stage(1, 0)
-    scene.switch(1, 0, 5)
+    scene.switch(1, 0)
     path = scene.station._arena_path
     path.rename(path.with_suffix(".away"))
     again = scene.fresh_host(worker=1)
@@ -210,7 +210,7 @@ def test_a_deployment_whose_memory_is_gone_is_said_to_serve_nothing_until_it_is_
 def test_a_worker_tells_by_itself_that_the_slot_that_serves_was_taken_away_and_that_one_serves_again(scene: Scene) -> None:
     scene.stage(1, 0)
     scene.load(1, 0)
-    scene.switch(1, 0, 5)
+    scene.switch(1, 0)
     arena = scene.station._arena
     assert arena is not None
 
@@ -232,7 +232,7 @@ def test_a_worker_tells_by_itself_that_the_slot_that_serves_was_taken_away_and_t
         await until(lambda: "is empty, not verified" in peer.served[0].blocked)
         scene.stage(1, 1)
         scene.load(1, 1)
-        scene.switch(1, 1, 5)
+        scene.switch(1, 1)
         await until(lambda: peer.served[0].blocked == "" and peer.served[0].active == 1)
         FakeEngine.made.clear()
         runtime.stopping.set()
@@ -248,7 +248,7 @@ def test_a_pinned_version_is_served_from_the_slot_that_holds_it_and_refused_othe
     scene.stage(2, 1)
     scene.load(1, 0)
     scene.load(2, 1)
-    scene.switch(2, 1, 5)
+    scene.switch(2, 1)
     assert answer(scene.infer("2.0.0")) == ("2.0.0", b"2")
     assert answer(scene.infer("1.0.0")) == ("1.0.0", b"1")
     refused = scene.infer("9.0.0")
@@ -261,7 +261,7 @@ def test_a_pinned_answer_computed_while_its_slot_was_rewritten_is_thrown_away(sc
     scene.stage(2, 1)
     scene.load(1, 0)
     scene.load(2, 1)
-    scene.switch(2, 1, 5)
+    scene.switch(2, 1)
     FakeEngine.made[0].during = lambda: (scene.stage(3, 0), None)[1]
     assert code(scene.infer("1.0.0")) == "version_not_held"
 
@@ -271,7 +271,7 @@ def test_a_released_slot_is_forgotten_and_the_other_goes_on(scene: Scene) -> Non
     scene.stage(2, 1)
     scene.load(1, 0)
     scene.load(2, 1)
-    scene.switch(2, 1, 5)
+    scene.switch(2, 1)
     assert isinstance(scene.host.release(Release(1, "search", 0)), Done)
     assert code(scene.infer("1.0.0")) == "version_not_held"
     assert answer(scene.infer()) == ("2.0.0", b"2")
@@ -280,7 +280,7 @@ def test_a_released_slot_is_forgotten_and_the_other_goes_on(scene: Scene) -> Non
 def test_releasing_the_deployment_gives_the_memory_back_and_it_can_be_loaded_again(scene: Scene) -> None:
     scene.stage(1, 0)
     scene.load(1, 0)
-    scene.switch(1, 0, 5)
+    scene.switch(1, 0)
     assert isinstance(scene.host.release(Release(1, "search", -1)), Done)
     assert [(item.slots, item.active, bool(item.blocked)) for item in scene.host.served()] == [((), -1, True)]
     assert code(scene.infer()) == "nothing_serves"
@@ -330,7 +330,7 @@ def test_an_engine_that_this_build_lacks_is_refused_by_name(scene: Scene) -> Non
 def test_bad_input_is_the_requests_fault_and_keeps_the_gate_clean(scene: Scene) -> None:
     scene.stage(1, 0)
     scene.load(1, 0)
-    scene.switch(1, 0, 5)
+    scene.switch(1, 0)
     reply = scene.infer(name="z")
     assert isinstance(reply, Fault) and (reply.status, reply.code) == (400, "bad_input")
     assert scene.station._switch.in_flight(0) == 0
@@ -339,7 +339,7 @@ def test_bad_input_is_the_requests_fault_and_keeps_the_gate_clean(scene: Scene) 
 def test_acknowledging_says_what_the_next_request_gets(scene: Scene) -> None:
     version = scene.stage(1, 0)
     scene.load(1, 0)
-    scene.switch(1, 0, 5)
+    scene.switch(1, 0)
     reply = scene.host.acknowledge(Acknowledge(1, "search"))
     assert reply == Answering(1, 0, "1.0.0", version.target.checksum)
     assert scene.station._switch.acknowledged(1)
@@ -348,7 +348,7 @@ def test_acknowledging_says_what_the_next_request_gets(scene: Scene) -> None:
 def test_a_restarted_worker_loads_what_the_record_and_the_slots_say_by_itself(scene: Scene) -> None:
     scene.stage(1, 0)
     scene.stage(2, 1)
-    scene.switch(2, 1, 5)
+    scene.switch(2, 1)
     again = scene.fresh_host(worker=1)
     assert again.load_all() == []
     served = again.served()[0]

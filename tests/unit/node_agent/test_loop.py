@@ -11,10 +11,13 @@ import msgspec
 import pytest
 
 from node_agent.desired import Desired, Event, Identity
+from node_agent.in_process import InProcess
+from node_agent.journal import DeploymentRecord
 from node_agent.loop import Bounds, Loop
 from node_agent.plan import Target
 from node_agent.report import NodeFacts
-from node_agent.tend import Means
+from node_agent.station import Station
+from node_agent.taking import Means
 from raftmeta.client import Bookmark, Change, Reply
 from raftmeta.core.errors import RaftmetaError
 from tests.support.agent_fakes import FakeCrew, FakeProvider
@@ -110,24 +113,27 @@ class Scene:
         self.provider = FakeProvider(self.memory, self.versions)
 
     async def until(self, holds: Callable[[], bool], what: str = "") -> None:
-        """While the loop runs. A crew that is asked about any deployment looks at that one's memory."""
-        task = asyncio.create_task(self.loop.run(Means("n1", "boot-1", self.plane, self.provider, self.crew, "kernel 1")))
+        """While the loop runs."""
+        task = asyncio.create_task(self.loop.run(Means("n1", "boot-1", self.plane, self.provider, self.serve)))
         try:
             async with asyncio.timeout(15):
                 while not holds():
-                    for tender in self.loop.tenders.values():
-                        self.crew.station = tender.station
                     if task.done():
                         task.result()
                     await asyncio.sleep(0.005)
         except TimeoutError as cause:
             raise AssertionError(f"not in time: {what}; {self.loop.status()}") from cause
         finally:
-            self.status = self.loop.status()
+            self.status, self.kept = self.loop.status(), self.loop.keep()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             for tender in self.loop.tenders.values():
-                tender.station.close()
+                tender.serving.close()
+
+    def serve(self, record: DeploymentRecord) -> InProcess:
+        """The crew looks at the memory of the deployment that was taken over last."""
+        self.crew.station = Station(record, self.memory.places)
+        return InProcess(self.crew.station, self.crew, "kernel 1")
 
     def serving(self, name: str = "search") -> str:
         found = self.loop.status()["deployments"].get(name)
@@ -316,7 +322,7 @@ def test_what_must_stay_in_the_store_is_everything_active_previous_and_desired(s
         scene.begin()
         assert scene.loop.keep() is None, "nothing is known before the first list"
         await scene.until(lambda: scene.serving() == "2.0.0" and bool(scene.plane.attested))
-        assert scene.loop.keep() == {checksum(label) for label in ("1.0.0", "2.0.0", "3.0.0")}
+        assert scene.kept == {checksum(label) for label in ("1.0.0", "2.0.0", "3.0.0")}
         assert scene.plane.attested[0]["stage"] == "prepared"
 
     run(work)

@@ -30,7 +30,7 @@ def test_a_first_activation_reports_bytes_and_lag_and_pins_the_version(scene: Sc
         assert counters["bytes_fetched"] > 70_100
         assert counters["lag_ms"] >= 0 and counters["switch_call_us"] > 0
         assert scene.last()["vector_root"] == scene.target(1).vector_root
-        record = scene.station.record
+        record = scene.remembered.record
         assert (record.pin, record.obeyed, record.fence) == (scene.target(1), scene.target(1), Order(1, 6))
         assert scene.tender.look().ready
 
@@ -110,13 +110,13 @@ def test_a_new_control_takes_over_what_serves_without_a_switch(scene: Scene) -> 
     async def work() -> None:
         await scene.roll(None, 1)
         epoch = scene.station.block.active()
-        lag_ms = scene.station.record.lag_ms
+        lag_ms = scene.remembered.record.lag_ms
         scene.close()
         scene.take_over()
         await scene.rest(scene.goal(1))
         assert scene.tender.look().ready
         assert scene.station.block.active() == epoch
-        assert scene.station.record.lag_ms == lag_ms
+        assert scene.remembered.record.lag_ms == lag_ms
         assert scene.provider.fetched == ["1.0.0"]
 
     run(work)
@@ -196,7 +196,7 @@ def test_a_preview_names_the_steps_and_their_costs_and_takes_none(scene: Scene) 
         assert scene.tender.preview()["refused"]
         await scene.roll(None, 1)
         scene.memory.fetch(scene.versions["2.0.0"])
-        fetched, loads, record = list(scene.provider.fetched), list(scene.crew.loads), scene.station.record
+        fetched, loads, record = list(scene.provider.fetched), list(scene.crew.loads), scene.remembered.record
         scene.tender.want(scene.goal(1, Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)))
         shown = scene.tender.preview()
         assert (shown["goal"], shown["rollout"], shown["refused"]) == ("1.0.0", "r-2", "")
@@ -207,6 +207,6 @@ def test_a_preview_names_the_steps_and_their_costs_and_takes_none(scene: Scene) 
         ]
         counters = shown["steps"][0]["counters"]
         assert counters["bytes_total"] == counters["bytes_read"] + counters["bytes_from_active"] + counters["bytes_kept"] > 0
-        assert (scene.provider.fetched, scene.crew.loads, scene.station.record) == (fetched, loads, record)
+        assert (scene.provider.fetched, scene.crew.loads, scene.remembered.record) == (fetched, loads, record)
 
     run(work)

@@ -122,12 +122,12 @@ def test_a_committed_version_that_cannot_be_fetched_is_tried_on_while_the_old_on
         scene.provider.refuse = FetchFailed("source_unavailable", "no route")
         scene.revision += 3
         look = await scene.rest(scene.goal(2), lambda look: "source_unavailable" in look.trouble)
-        assert not look.ready and scene.station.record.behind
+        assert not look.ready and scene.remembered.record.behind
         assert scene.station.active == 0
         assert [item["stage"] for item in scene.plane.attested][-1] == "active", "nothing is attested for what is decided"
         scene.provider.refuse = None
         await scene.rest(scene.goal(2))
-        assert scene.tender.look().ready and not scene.station.record.behind
+        assert scene.tender.look().ready and not scene.remembered.record.behind
 
     run(work)
 
@@ -212,9 +212,9 @@ def test_a_version_is_tried_once_before_the_workers_make_modules_of_it_and_the_p
         assert scene.crew.proved == ["1.0.0", "2.0.0"], "a roll-back goes on what was seen before"
         scene.close()
         scene.take_over()
-        assert scene.station.proof(scene.target(1), "kernel 1") is not None
-        assert scene.station.proof(scene.target(1), "kernel 2") is None
-        assert [proof.warm_ms for proof in scene.station.record.proofs] == [12, 12]
+        assert scene.remembered.proof(scene.target(1), "kernel 1") is not None
+        assert scene.remembered.proof(scene.target(1), "kernel 2") is None
+        assert [proof.warm_ms for proof in scene.remembered.record.proofs] == [12, 12]
 
     run(work)
 
@@ -230,15 +230,15 @@ def test_a_version_that_answers_otherwise_fails_its_rollout_and_reaches_no_worke
         assert (scene.last()["stage"], scene.last()["code"]) == ("failed", "probe_drift")
         assert "cosine >= 0.999" in scene.last()["detail"]
         assert scene.crew.loads == loads and look.ready
-        assert scene.station.record.change.failure == found
+        assert scene.remembered.record.change.failure == found
 
     run(work)
 
 
 def test_proofs_are_bounded(scene: Scene) -> None:
     for number in range(10):
-        scene.station.note_proof(Proof(str(number), "kernel 1", 1, 1, {}, ()))
-    assert [proof.checksum for proof in scene.station.record.proofs] == ["6", "7", "8", "9"]
+        scene.remembered.note_proof(Proof(str(number), "kernel 1", 1, 1, {}, ()))
+    assert [proof.checksum for proof in scene.remembered.record.proofs] == ["6", "7", "8", "9"]
 
 
 def test_a_version_whose_modules_would_not_fit_beside_the_arena_is_refused_with_the_numbers(
@@ -246,7 +246,7 @@ def test_a_version_whose_modules_would_not_fit_beside_the_arena_is_refused_with_
 ) -> None:
     async def work() -> None:
         await scene.roll(None, 1)
-        assert scene.station.record.proofs[0].peak_bytes == 345
+        assert scene.remembered.record.proofs[0].peak_bytes == 345
         monkeypatch.setattr(headroom, "find_memory", lambda: iter([Limit("the machine", 689), Limit("control group /a", 690)]))
         change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
         look = await scene.rest(scene.goal(1, change))

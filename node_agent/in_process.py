@@ -1,0 +1,84 @@
+"""The serving port over our own slots: the station's shared memory, and the workers and the prober that compute from it.
+
+Adds no rule of its own. Whoever calls sees versions in slots; that workers forget a slot before it is rewritten, and give up the arena
+before another one takes its place, is settled here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from node_agent.crew import Crew
+from node_agent.journal import Proof
+from node_agent.plan import Order, Target
+from node_agent.serving import Abilities, DrainKnown, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
+from node_agent.station import Station
+from raftmeta.core.types import StageCounters
+
+
+class InProcess:
+    abilities = Abilities(VectorFrom.MEMORY, DrainKnown.COUNTED, slots=2)
+
+    def __init__(self, station: Station, crew: Crew, kernel: str) -> None:
+        """`kernel`: what computes on this node, as probes record it."""
+        self.station = station
+        self.kernel = kernel
+        self._name = station.name
+        self._crew = crew
+
+    # --- looking
+
+    def slots(self) -> tuple[SlotLook, ...]:
+        active = self.station.active
+        return tuple(SlotLook(self.station.slot_record(slot), slot == active) for slot in (0, 1))
+
+    def look(self, change: str | None) -> SlotsSeen:
+        return self.station.look(change, lambda slot, target: self._crew.loaded(self._name, slot, target))
+
+    def held(self) -> frozenset[str]:
+        return self.station.held_by_active()
+
+    def cost(self, target: Target, slot: int, order: Order) -> StageCounters:
+        return self.station.staging_cost(target, slot, order)
+
+    def vector(self) -> Reading | None:
+        return self.station.vector()
+
+    # --- doing
+
+    async def drain(self, slot: int, limit_s: float) -> None:
+        await asyncio.to_thread(self.station.drain, slot, limit_s)
+
+    async def stage(self, work: Staging) -> StageCounters:
+        if not await asyncio.to_thread(self.station.has_room, work.manifest):
+            await self._crew.release(self._name, -1)
+            await asyncio.to_thread(self.station.make_room, work.manifest)
+        await self._crew.release(self._name, work.slot)
+        return await asyncio.to_thread(self.station.stage, work.target, work.slot, work.order, work.change, work.bytes_fetched)
+
+    async def verify(self, target: Target, slot: int, change: str) -> None:
+        await asyncio.to_thread(self.station.verify, target, slot, change)
+
+    async def probe(self, target: Target, slot: int) -> Proof:
+        found = await self._crew.prove(self._name, slot, target)
+        return Proof(target.checksum, self.kernel, found.warm_ms, found.peak_bytes, found.derived, found.measured)
+
+    async def warm(self, target: Target, slot: int, change: str) -> None:
+        await self._crew.load(self._name, slot, target)
+        self.station.note_warm(slot, change)
+
+    async def switch(self, target: Target, slot: int) -> Switched:
+        done = await asyncio.to_thread(self.station.switch, target, slot)
+        return Switched(done.epoch, done.call_us)
+
+    async def answering(self, target: Target, limit_s: float) -> None:
+        await self._crew.acknowledged(self._name, target, limit_s)
+
+    async def release(self, slot: int | None) -> None:
+        await self._crew.release(self._name, -1 if slot is None else slot)
+
+    def close(self) -> None:
+        self.station.close()
+
+    def destroy(self) -> None:
+        self.station.destroy()

@@ -1,0 +1,61 @@
+"""What this node remembers of one deployment: the record in its journal, and the changes that tending makes to it.
+
+All of it is durable when a call returns. It knows no engine: the fence, the pin and the proofs mean the same whatever serves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from node_agent.journal import MAX_PROOFS, ChangeRecord, DeploymentRecord, Journal, Proof
+from node_agent.plan import Order, Target
+
+
+class Remembered:
+    def __init__(self, journal: Journal, name: str, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """The journal has a record of this name until the deployment is given up."""
+        self.name = name
+        self._journal = journal
+        self._clock_ns = clock_ns
+
+    @property
+    def record(self) -> DeploymentRecord:
+        found = self._journal.deployment(self.name)
+        assert found is not None, self.name
+        return found
+
+    def remember(self, **fields: object) -> None:
+        self._journal.put(msgspec.structs.replace(self.record, **fields))
+
+    def change_record(self, change_id: str) -> ChangeRecord:
+        """How far this node came with a rollout; a new one starts from nothing."""
+        found = self.record.change
+        if found.id != change_id:
+            found = ChangeRecord(id=change_id)
+            self.remember(change=found)
+        return found
+
+    def obey(self, target: Target, order: Order, seen_ns: int) -> None:
+        """Before a switch: from here on orders below this one are refused. `seen_ns`: when it was first heard."""
+        if order > self.record.fence:
+            self.remember(fence=order, obeyed=target, order_seen_ns=seen_ns, lag_ms=-1)
+
+    def proof(self, target: Target, kernel: str) -> Proof | None:
+        """What is known of this version on this node, computed by this kernel."""
+        return next((proof for proof in self.record.proofs if (proof.checksum, proof.kernel) == (target.checksum, kernel)), None)
+
+    def note_proof(self, proof: Proof) -> None:
+        others = [other for other in self.record.proofs if other.checksum != proof.checksum]
+        self.remember(proofs=(*others, proof)[-MAX_PROOFS:])
+
+    def note_answering(self, target: Target) -> None:
+        """Every answer comes from the target: it is the pin, and the lag of its order is known."""
+        record = self.record
+        lag_ms = record.lag_ms
+        if record.order_seen_ns and record.obeyed == target:
+            passed_ns = self._clock_ns() - record.order_seen_ns
+            lag_ms = passed_ns // 1_000_000 if passed_ns >= 0 else -1  # a boot in between starts the clock anew
+        self.remember(pin=target, order_seen_ns=0, lag_ms=lag_ms)

@@ -1,0 +1,265 @@
+"""Takes the steps of a plan, one at a time: what each of them asks of the engine, the store, the node's record and the control plane.
+
+Declares what tending needs of each of these. Of the engine that serves it knows the verbs alone: drain, stage, verify, probe, warm, switch,
+release. The fence is written before the switch that it orders. What a step learns and no record keeps, who answers and what was attested,
+is kept here for the next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from node_agent import report
+from node_agent.fetch import Cancelled
+from node_agent.journal import ChangeRecord, DeploymentRecord, Proof
+from node_agent.plan import Attest, AwaitWorkers, Fetch, Goal, Obey, Order, StageInto, Step, SwitchTo, Target, Verify, Warm
+from node_agent.prepared import Prepared
+from node_agent.refusal import Refusal
+from node_agent.remembered import Remembered
+from node_agent.runtime import log
+from node_agent.serving import Abilities, Reading, SlotLook, SlotsSeen, Staging, Switched
+from raftmeta.core.errors import ErrorClass, RaftmetaError
+from raftmeta.core.manifest import Manifest
+from raftmeta.core.types import Stage, StageCounters
+
+ACKNOWLEDGE_S = 15.0
+DRAIN_S = 60.0  # longer than any request may take
+
+
+class Serving(Protocol):
+    """The engine that serves one deployment on this node: our own slots and workers, or a server that owns its memory.
+
+    Slots are places for one version each; a request that pins none gets the active one. Every verb may run twice, and refuses before it
+    touches what serves. What a verb left half done, also one that nobody waits for any more, `look` tells. Verbs raise what
+    `trouble.STEP_FAULTS` lists, a Refusal wherever the engine itself says no.
+    """
+
+    @property
+    def abilities(self) -> Abilities: ...
+
+    @property
+    def kernel(self) -> str:
+        """What computes, as probes record it."""
+
+    def slots(self) -> tuple[SlotLook, ...]:
+        """What the slots hold as far as is known without waiting."""
+
+    def look(self, change: str | None) -> SlotsSeen:
+        """What is true now. Blocks. In a standby slot only what was checked and warmed for this rollout counts; None: for any."""
+
+    def held(self) -> frozenset[str]:
+        """SHA-256 of the tensors that staging can take from what serves, so that nobody fetches them. Blocks."""
+
+    def cost(self, target: Target, slot: int, order: Order) -> StageCounters:
+        """What staging would move now. Blocks, changes nothing."""
+
+    def vector(self) -> Reading | None:
+        """Of what serves, None while nothing does. Blocks; may run beside everything else."""
+
+    async def drain(self, slot: int, limit_s: float) -> None:
+        """Until no request uses a slot that is not active. Raises Refusal slot_busy, which names who holds it as far as is known."""
+
+    async def stage(self, work: Staging) -> StageCounters:
+        """Bring the version into a drained slot and check it there."""
+
+    async def verify(self, target: Target, slot: int, change: str) -> None:
+        """Check what a slot holds. One that fails is emptied, and nothing serves from it any more."""
+
+    async def probe(self, target: Target, slot: int) -> Proof:
+        """Try the version where no request is, and hold its answers to its probes against what the publisher saw."""
+
+    async def warm(self, target: Target, slot: int, change: str) -> None:
+        """Make the version ready to answer beside what serves."""
+
+    async def switch(self, target: Target, slot: int) -> Switched:
+        """Requests from now on get the version, which was checked and warmed in this slot."""
+
+    async def answering(self, target: Target, limit_s: float) -> None:
+        """Until every part that answers does so with the version."""
+
+    async def release(self, slot: int | None) -> None:
+        """Forget what a slot that is not active is ready to answer; None: the whole deployment, which leaves this node."""
+
+    def close(self) -> None:
+        """Let go; what serves goes on, and a successor takes over."""
+
+    def destroy(self) -> None:
+        """Give everything back."""
+
+
+class Provider(Protocol):
+    """Brings what a version consists of into this node's store."""
+
+    async def fetch(self, target: Target, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
+        """Bytes that came from sources. Raises FetchFailed, Cancelled or RaftmetaError."""
+
+    async def manifest(self, target: Target) -> Manifest: ...
+
+    async def ready_files(self, target: Target, cancelled: Callable[[], bool]) -> None:
+        """The files that modules are made of are verified now. Raises as `fetch` does, or BlobsRotten."""
+
+    async def discard_rotten(self, target: Target) -> None:
+        """Throw out blobs of the version that are no longer what they were. Raises BlobsRotten when there were any."""
+
+
+class Plane(Protocol):
+    """The one call to the control plane that a deployment makes by itself."""
+
+    async def attest(self, node: str, attestation: dict[str, Any]) -> object: ...
+
+
+@dataclass(frozen=True)
+class Means:
+    """What tending takes, shared by the deployments of a node."""
+
+    node: str
+    boot_id: str
+    plane: Plane
+    provider: Provider
+    serve: Callable[[DeploymentRecord], Serving]  # takes over what an earlier control left. Raises Refusal or OSError
+
+
+class Taker:
+    def __init__(self, remembered: Remembered, prepared: Prepared, serving: Serving, means: Means) -> None:
+        self.answering: tuple[Target, int] | None = None  # who answers every request, since which epoch
+        self.said: tuple[str, Stage] | None = None  # attested for this rollout, perhaps not yet in the record
+        self.seen_ns = 0  # when the newest order was first heard
+        self._remembered = remembered
+        self._prepared = prepared
+        self._serving = serving
+        self._means = means
+        self._cancel = threading.Event()  # set while files are fetched or made ready: stop
+        self._readying = False  # files are being written: `_cancel` stops it, nothing else may
+
+    def abandon(self, step: Step) -> bool:
+        """Nobody wants the step that is being taken any more. True when its task may be cancelled: nothing is left half done."""
+        self._cancel.set()
+        return isinstance(step, Warm | AwaitWorkers) and not self._readying
+
+    async def take(self, step: Step, goal: Goal) -> None:
+        match step:
+            case Fetch():
+                await self._fetch(step, goal)
+            case StageInto():
+                await self._stage(step, goal)
+            case Verify():
+                await self._serving.verify(step.target, step.slot, _change_id(goal))
+            case Warm():
+                await self._warm(step, goal)
+            case SwitchTo():
+                await self._switch(step, goal)
+            case AwaitWorkers():
+                await self._await_answers(step.target)
+            case Obey():
+                await asyncio.to_thread(self._remembered.remember, fence=step.order, obeyed=step.target)
+            case Attest():
+                await self._attest(step, goal)
+
+    async def _fetch(self, step: Fetch, goal: Goal) -> None:
+        self._cancel.clear()
+        elsewhere = await asyncio.to_thread(self._serving.held)
+        fetched = await self._means.provider.fetch(step.target, elsewhere, self._cancel.is_set)
+        self._prepared.forget()
+        change = self._change_record(goal, step.target)
+        if change is not None:
+            await self._count(change, bytes_fetched=change.counters.bytes_fetched + fetched)
+        log.info("fetched", deployment=goal.deployment, version=step.target.label, bytes=fetched)
+
+    async def _stage(self, step: StageInto, goal: Goal) -> None:
+        manifest = await self._means.provider.manifest(step.target)
+        await self._serving.drain(step.slot, DRAIN_S)
+        change = self._change_record(goal, step.target)
+        fetched = 0 if change is None else change.counters.bytes_fetched
+        try:
+            counters = await self._serving.stage(Staging(step.target, manifest, step.slot, goal.order, _change_id(goal), fetched))
+        except Refusal as refusal:
+            self._prepared.forget()
+            if refusal.kind == "vector_mismatch":
+                await self._means.provider.discard_rotten(step.target)
+            raise
+        if change is not None:
+            await asyncio.to_thread(self._remembered.remember, change=msgspec.structs.replace(change, counters=counters))
+        log.info("staged", deployment=goal.deployment, version=step.target.label, slot=step.slot, **report.counters(counters))
+
+    async def _warm(self, step: Warm, goal: Goal) -> None:
+        self._cancel.clear()
+        self._readying = True
+        try:
+            await self._means.provider.ready_files(step.target, self._cancel.is_set)
+        finally:
+            self._readying = False
+        if self._cancel.is_set():
+            raise Cancelled
+        await self._prove(step, goal)
+        await self._serving.warm(step.target, step.slot, _change_id(goal))
+
+    async def _prove(self, step: Warm, goal: Goal) -> None:
+        """Once per version and kernel: a roll-back and a restart go on what was seen before."""
+        if self._remembered.proof(step.target, self._serving.kernel) is not None:
+            return
+        proof = await self._serving.probe(step.target, step.slot)
+        await asyncio.to_thread(self._remembered.note_proof, proof)
+        log.info("proved", deployment=goal.deployment, version=step.target.label, warm_ms=proof.warm_ms, probes=len(proof.measured))
+
+    async def _switch(self, step: SwitchTo, goal: Goal) -> None:
+        await asyncio.to_thread(self._remembered.obey, step.target, step.order, self.seen_ns)
+        done = await self._serving.switch(step.target, step.slot)
+        call_us = -int(-done.call_us // 1)
+        log.info("switched", deployment=goal.deployment, version=step.target.label, slot=step.slot, epoch=done.epoch, call_us=call_us)
+        await self._await_answers(step.target)  # at once: the lag runs until they answer
+        change = self._change_record(goal, step.target)
+        if change is not None:
+            await self._count(change, switch_call_us=max(change.counters.switch_call_us, call_us))
+
+    async def _await_answers(self, target: Target) -> None:
+        epoch = (await asyncio.to_thread(self._serving.look, None)).epoch
+        await self._serving.answering(target, ACKNOWLEDGE_S)
+        await asyncio.to_thread(self._remembered.note_answering, target)
+        self.answering = target, epoch
+
+    async def _attest(self, step: Attest, goal: Goal) -> None:
+        change = self._remembered.change_record(step.change)
+        if step.stage in (Stage.READY, Stage.ACTIVE):
+            change = await asyncio.to_thread(self._with_costs, step, goal, change)
+        body = report.attestation(step, goal.side, self._means.boot_id, step.target.vector_root, change)
+        try:
+            await self._means.plane.attest(self._means.node, body)
+        except RaftmetaError as error:
+            if error.info.error_class is ErrorClass.UNAVAILABLE:
+                raise
+            # the rollout went on or ended without us; the watch tells what is wanted now
+            log.warning("attestation_refused", deployment=goal.deployment, stage=step.stage.value, reason=str(error))
+        self.said = step.change, step.stage
+        log.info("attested", deployment=goal.deployment, stage=step.stage.value, version=step.target.label, code=change.failure.kind)
+
+    def _with_costs(self, step: Attest, goal: Goal, change: ChangeRecord) -> ChangeRecord:
+        """Fill in what no step has counted: a version that its slot held already, and the lag."""
+        counters = change.counters
+        slots = [at for at, look in enumerate(self._serving.slots()) if look.record.checksum == step.target.checksum and not look.active]
+        if not counters.bytes_total and step.stage is Stage.READY and slots:
+            kept = self._serving.cost(step.target, slots[0], goal.order)
+            counters = msgspec.structs.replace(kept, bytes_fetched=counters.bytes_fetched)
+        if step.stage is Stage.ACTIVE:
+            counters = msgspec.structs.replace(counters, lag_ms=self._remembered.record.lag_ms)
+        change = msgspec.structs.replace(change, counters=counters)
+        self._remembered.remember(change=change)
+        return change
+
+    async def _count(self, change: ChangeRecord, **fields: int) -> None:
+        counted = msgspec.structs.replace(change.counters, **fields)
+        await asyncio.to_thread(self._remembered.remember, change=msgspec.structs.replace(change, counters=counted))
+
+    def _change_record(self, goal: Goal, target: Target) -> ChangeRecord | None:
+        if goal.change is None or goal.change.to != target:
+            return None
+        return self._remembered.change_record(goal.change.id)
+
+
+def _change_id(goal: Goal) -> str:
+    return "" if goal.change is None else goal.change.id
