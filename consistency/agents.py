@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 << 20  # entries of 200,000 tensors take about 30 MB of JSON
 MAX_PROBLEM_BYTES = 64 << 10
+FROM_MEMORY = "memory"
 
 _Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]  # empty: none
 _Entry = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -43,7 +44,7 @@ class AgentFault(Exception):
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(f"{code}: {detail}")
-        self.code = code  # unreachable | timed_out | insecure_url | bad_answer | untrusted | refused | one of errors.CODES
+        self.code = code  # unreachable | timed_out | attested | insecure_url | bad_answer | untrusted | refused | one of errors.CODES
         self.detail = detail
 
 
@@ -65,6 +66,7 @@ class _VectorAnswer(msgspec.Struct, frozen=True):
     active_models: int
     switching: bool
     entries: Annotated[dict[str, _Entry], Meta(max_length=MAX_TENSORS)] | None = None
+    vector_from: _Text = FROM_MEMORY  # a node of an earlier build, which knows no other kind, does not say it
 
 
 class _BlocksAnswer(msgspec.Struct, frozen=True):
@@ -110,6 +112,8 @@ class HttpAgents:
         """The vector of the slot that serves now, with the entry of every tensor if asked."""
         body = await self._get(url, deployment, {"entries": "1" if entries else "0"})
         seen = _decode(body, _VectorAnswer)
+        if seen.vector_from != FROM_MEMORY:
+            raise AgentFault("attested", f"the vector is the word of the {seen.vector_from}, not computed from the memory that serves")
         if entries and seen.entries is None:
             raise AgentFault("bad_answer", "the node left out the entries it was asked for")
         return msgspec.convert(seen, NodeVector, from_attributes=True)

@@ -130,6 +130,7 @@ class Answers:
             "slot": reading.slot,
             "epoch": reading.epoch,
             "vector_root": reading.root,
+            "vector_from": reading.vector_from.value,
             "config_digest": "" if manifest is None else config_digest(manifest),
             "computed_at_ms": time.time_ns() // 1_000_000,
             "lag_ms": record.lag_ms,

@@ -78,12 +78,12 @@ class Crew:
             if isinstance(result, Exception):
                 raise WorkersLag(f"a worker did not answer within {self._load_timeout_s:g} s")
 
-    async def release(self, deployment: str, slot: int) -> None:
+    async def release(self, deployment: str, slot: int, limit_s: float = RELEASE_S) -> None:
         """No request touches the slot outside the gate any more. A worker that is away loads anew and sees the slot's record."""
         peers = [peer for peer in self._peers if peer.connected]
-        results = await asyncio.gather(*(_call(peer, lambda n: Release(n, deployment, slot), RELEASE_S) for peer in peers))
+        results = await asyncio.gather(*(_call(peer, lambda n: Release(n, deployment, slot), limit_s) for peer in peers))
         if any(isinstance(result, TimeoutError) for result in results):
-            raise WorkersLag(f"a worker did not release slot {slot} of {deployment} within {RELEASE_S:g} s")
+            raise WorkersLag(f"a worker did not release slot {slot} of {deployment} within {limit_s:g} s")
 
     async def acknowledged(self, deployment: str, target: Target, timeout_s: float) -> None:
         """Return once every worker answers with the target. Raises WorkersLag with what the others say."""

@@ -31,8 +31,10 @@ class FailureClass(StrEnum):
 _KINDS: dict[str, FailureClass] = {
     "no_headroom": FailureClass.RESOURCE_EXHAUSTED,
     "no_memory": FailureClass.RESOURCE_EXHAUSTED,
+    "no_second_slot": FailureClass.RESOURCE_EXHAUSTED,
     "slot_busy": FailureClass.TIMEOUT,
     "workers_lag": FailureClass.TIMEOUT,
+    "engine_unavailable": FailureClass.TIMEOUT,
     "bad_layout": FailureClass.INCOMPATIBLE_LAYOUT,
     "source_failed": FailureClass.SOURCE_UNAVAILABLE,
     "source_unavailable": FailureClass.SOURCE_UNAVAILABLE,

@@ -144,7 +144,11 @@ class Host:
             usable = deployment.usable(slot)
             if usable is None or usable[0].label != call.version:
                 continue
-            reply = self._run(call, usable[0])
+            deployment.gate.begin(slot)
+            try:
+                reply = self._run(call, usable[0])
+            finally:
+                deployment.gate.end(slot)
             if deployment.usable(slot) == usable:
                 return reply
         usable_now = [found for slot in SLOTS if (found := deployment.usable(slot)) is not None]

@@ -7,13 +7,18 @@ before another one takes its place, is settled here.
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 
-from node_agent.crew import Crew
+from node_agent.crew import Crew, WorkersLag
 from node_agent.journal import Proof
 from node_agent.plan import Order, Target
-from node_agent.serving import Abilities, DrainKnown, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
+from node_agent.refusal import Refusal
+from node_agent.serving import Abilities, DrainKnown, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
 from node_agent.station import Station
 from raftmeta.core.types import StageCounters
+
+LEAST_S = 0.05  # for an idle worker to answer, when the gate took nearly all of the time
 
 
 class InProcess:
@@ -47,14 +52,28 @@ class InProcess:
     # --- doing
 
     async def drain(self, slot: int, limit_s: float) -> None:
+        """What is in the gate first, then what computes beside it: a worker answers for its slot once it computes nothing."""
+        deadline = time.monotonic() + limit_s
         await asyncio.to_thread(self.station.drain, slot, limit_s)
+        self.station.forget_warm(slot)
+        try:
+            await self._crew.release(self._name, slot, max(LEAST_S, deadline - time.monotonic()))
+        except WorkersLag as cause:
+            held = ", ".join(map(str, self.holders(slot)))
+            raise Refusal("slot_busy", f"slot {slot}", "no request beside the gate", held or str(cause)) from cause
+
+    def holders(self, slot: int) -> tuple[Holder, ...]:
+        return tuple(Holder(f"worker {held.worker}", held.seconds) for held in self.station.held(slot))
 
     async def stage(self, work: Staging) -> StageCounters:
         if not await asyncio.to_thread(self.station.has_room, work.manifest):
             await self._crew.release(self._name, -1)
             await asyncio.to_thread(self.station.make_room, work.manifest)
-        await self._crew.release(self._name, work.slot)
-        return await asyncio.to_thread(self.station.stage, work.target, work.slot, work.order, work.change, work.bytes_fetched)
+        given_up = threading.Event()
+        try:
+            return await asyncio.to_thread(self.station.stage, work, given_up.is_set)
+        finally:
+            given_up.set()  # a thread does not end with the task that waits for it
 
     async def verify(self, target: Target, slot: int, change: str) -> None:
         await asyncio.to_thread(self.station.verify, target, slot, change)
@@ -75,6 +94,8 @@ class InProcess:
         await self._crew.acknowledged(self._name, target, limit_s)
 
     async def release(self, slot: int | None) -> None:
+        if slot is not None:
+            self.station.forget_warm(slot)
         await self._crew.release(self._name, -1 if slot is None else slot)
 
     def close(self) -> None:

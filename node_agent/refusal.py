@@ -25,6 +25,8 @@ REFUSALS: dict[str, ErrorClass] = {
     "slot_not_dirty": ErrorClass.REJECTED,
     "slot_not_verified": ErrorClass.INTEGRITY,
     "nothing_serves": ErrorClass.UNAVAILABLE,
+    "no_second_slot": ErrorClass.CAPACITY,
+    "engine_unavailable": ErrorClass.UNAVAILABLE,
     # bytes
     "bad_layout": ErrorClass.INVALID,
     "source_failed": ErrorClass.UNAVAILABLE,

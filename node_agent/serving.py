@@ -48,6 +48,16 @@ class SlotsSeen(NamedTuple):
     epoch: int  # rises with every switch
 
 
+class Holder(NamedTuple):
+    """Who keeps a slot from being rewritten."""
+
+    who: str  # a worker by its index, or the server, which need not say more
+    seconds: float | None  # for how long already; None: not known
+
+    def __str__(self) -> str:
+        return self.who if self.seconds is None else f"{self.who} for {self.seconds:.1f} s"
+
+
 class Staging(NamedTuple):
     """One version on its way into a slot that does not serve."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +22,7 @@ from node_agent.device.control_block import (
     ControlBlock,
     count_index,
     pack_active,
+    since_index,
     unpack_active,
 )
 from node_agent.refusal import Refusal
@@ -33,6 +35,17 @@ class SwitchReport(msgspec.Struct, frozen=True):
     slot: int
     epoch: int  # rises by one per switch
     call_us: float  # the store and the barrier
+
+
+class SlotHeld(NamedTuple):
+    """A worker that computes in a slot."""
+
+    worker: int
+    counted: bool  # in the gate: the slot may not be rewritten. Otherwise beside it, and its answer will not count
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"worker {self.worker} for {self.seconds:.1f} s"
 
 
 class Switch:
@@ -76,6 +89,14 @@ class Switch:
     def in_flight(self, slot: int) -> int:
         return sum(self._words[count_index(worker, slot)] for worker in range(MAX_WORKERS))
 
+    def held(self, slot: int, now_ns: int) -> tuple[SlotHeld, ...]:
+        """Who computes in the slot, in the gate or beside it. `now_ns`: of the monotonic clock."""
+        rows = [row for row in self._block.attached() if row.in_flight[slot] or row.since_ns[slot]]
+        return tuple(
+            SlotHeld(row.index, bool(row.in_flight[slot]), max(0, now_ns - row.since_ns[slot]) / 1e9 if row.since_ns[slot] else 0.0)
+            for row in rows
+        )
+
     def drained(self, slot: int) -> bool:
         """True when no request uses the slot and none can start in it before the next switch: it may be rewritten."""
         if self._block.active()[0] == slot:
@@ -92,8 +113,8 @@ class Switch:
         look = 0
         while not self.drained(slot):
             if clock() >= deadline:
-                busy = [row.index for row in self._block.attached() if row.in_flight[slot]]
-                raise Refusal("slot_busy", f"slot {slot}", "nothing in flight", f"{self.in_flight(slot)} in workers {busy}")
+                busy = [str(item) for item in self.held(slot, time.monotonic_ns()) if item.counted]
+                raise Refusal("slot_busy", f"slot {slot}", "nothing in flight", f"{self.in_flight(slot)} in {', '.join(busy)}")
             sleep(_POLL_S[min(look, len(_POLL_S) - 1)])
             look += 1
 
@@ -107,6 +128,7 @@ class WorkerGate:
         self._words = control_block.words
         self._index = worker_index
         self._counts = count_index(worker_index, 0)
+        self._since = since_index(worker_index, 0)
         self._epoch = 0
 
     def enter(self) -> int:
@@ -122,6 +144,7 @@ class WorkerGate:
             if again == word:
                 if word >> 8 != self._epoch:
                     self._acknowledge(word >> 8)
+                self.begin(slot)
                 return slot
             words[counts + slot] -= 1
             word = again
@@ -131,7 +154,15 @@ class WorkerGate:
         """The request that `enter` gave this slot is done with its memory."""
         if not self._words[self._counts + slot]:
             raise ValueError(f"worker {self._index} leaves slot {slot}, which it has not entered")
+        self.end(slot)
         self._words[self._counts + slot] -= 1
+
+    def begin(self, slot: int) -> None:
+        """Say that this worker computes in the slot from now on. Beside the gate it keeps nobody from rewriting the slot."""
+        self._words[self._since + slot] = time.monotonic_ns()
+
+    def end(self, slot: int) -> None:
+        self._words[self._since + slot] = 0
 
     def acknowledge(self) -> int:
         """For an idle worker: later starts are in the slot that is active now, or a later one. Returns the epoch."""

@@ -8,9 +8,10 @@ process only, and for the standby slot only within the rollout that asked for it
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -32,14 +33,15 @@ from node_agent.plan import Goal, Order, SlotSeen, Target
 from node_agent.pour import NoBlobs, Pace, pour
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
-from node_agent.serving import Reading, SlotsSeen
-from node_agent.slots import Switch, SwitchReport
+from node_agent.serving import Reading, SlotsSeen, Staging
+from node_agent.slots import SlotHeld, Switch, SwitchReport
 from node_agent.staging import Manner
 from node_agent.staging_plan import Origin, Step
 from node_agent.store import Store
 from raftmeta.core.manifest import Manifest, pack
 from raftmeta.core.types import StageCounters
 
+TURN_S = 60.0  # to write, while a thread that was given up still does
 SETTLE_S = 1.0  # of a slot that was drained before: a worker that looked at the active word just then enters and leaves
 
 
@@ -82,6 +84,7 @@ class Station:
         self._switch = Switch(self.block, lambda slot: self._need_arena().verified(slot))
         self._checked: dict[int, SlotCheck] = {}
         self._warmed: dict[int, SlotCheck] = {}
+        self._writing = threading.Lock()
         self._freshness = Freshness(places.verify_max_age_ns, places.clock_ns)
 
     @property
@@ -134,7 +137,10 @@ class Station:
 
     def make_room(self, manifest: Manifest) -> None:
         """A new arena; the workers have let the old one go. Raises Refusal no_headroom with the numbers."""
-        need = layouts.plan(manifest.tensors).total_bytes
+        with self._turn_to_write():
+            self._make_room(layouts.plan(manifest.tensors).total_bytes)
+
+    def _make_room(self, need: int) -> None:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
@@ -154,16 +160,28 @@ class Station:
         """Until no request uses the slot. Raises Refusal slot_active, or slot_busy past the limit."""
         self._switch.wait_drained(slot, time.monotonic() + limit_s)
 
-    def stage(self, target: Target, slot: int, order: Order, change: str, fetched: int) -> StageCounters:
-        """Write and verify what was drained. Raises Refusal; the slot that serves is untouched."""
-        device = CpuDevice(self._need_arena())
-        self._require_activations(target)
-        self.drain(slot, SETTLE_S)
-        known = self._freshness.take(slot)
-        how = Manner(self._pace(), {name: item.entry for name, item in known.items()})
-        staged = staging.stage(device, self._snapshots, self._stage_order(target, slot, order), self._places.store, fetched, how)
-        self._freshness.note(slot, staged.entries, known)
-        self._checked[slot] = SlotCheck(staged.record, change)
+    def held(self, slot: int) -> tuple[SlotHeld, ...]:
+        """Who computes in a slot."""
+        return self._switch.held(slot, self._places.clock_ns())
+
+    def stage(self, work: Staging, given_up: Callable[[], bool] = lambda: False) -> StageCounters:
+        """Write and verify what was drained. Raises Refusal; the slot that serves is untouched.
+
+        One that was given up while another one wrote writes nothing any more; one that is writing ends first.
+        """
+        self._require_activations(work.target)
+        with self._turn_to_write():
+            if given_up():
+                raise Refusal("slot_busy", f"slot {work.slot}", "staging that is still wanted", "staging that was given up")
+            device = CpuDevice(self._need_arena())
+            self.drain(work.slot, SETTLE_S)
+            self._warmed.pop(work.slot, None)
+            known = self._freshness.take(work.slot)
+            how = Manner(self._pace(), {name: item.entry for name, item in known.items()})
+            order = self._stage_order(work.target, work.slot, work.order)
+            staged = staging.stage(device, self._snapshots, order, self._places.store, work.bytes_fetched, how)
+            self._freshness.note(work.slot, staged.entries, known)
+            self._checked[work.slot] = SlotCheck(staged.record, work.change)
         return staged.counters
 
     def staging_cost(self, target: Target, slot: int, order: Order) -> StageCounters:
@@ -173,6 +191,10 @@ class Station:
 
     def verify(self, target: Target, slot: int, change: str) -> None:
         """Compute the vector of all that the slot holds. A slot that fails is emptied first, so nothing serves from it, then refused."""
+        with self._turn_to_write():
+            self._verify(target, slot, change)
+
+    def _verify(self, target: Target, slot: int, change: str) -> None:
         arena = self._need_arena()
         record = arena.record(slot)
         snapshot = self._snapshots.load(slot, record.snapshot_digest)
@@ -191,12 +213,19 @@ class Station:
     def note_warm(self, slot: int, change: str) -> None:
         self._warmed[slot] = SlotCheck(self.slot_record(slot), change)
 
+    def forget_warm(self, slot: int) -> None:
+        """The workers are about to forget the slot. Raises Refusal slot_active for the one that serves."""
+        if slot == self.active:
+            raise Refusal("slot_active", f"slot {slot}", "a slot that is not active", "the active slot")
+        self._warmed.pop(slot, None)
+
     def switch(self, target: Target, slot: int) -> SwitchReport:
-        """Flip. The slot was checked by this process, the order is obeyed durably already."""
+        """Flip. The slot was checked and warmed by this process, the order is obeyed durably already."""
         record = self._need_arena().verified(slot)
-        check = self._checked.get(slot)
-        if (record.version, record.checksum) != (target.label, target.checksum) or check is None or check.record != record:
-            raise Refusal("slot_not_verified", f"slot {slot}", f"{target.label}, checked by this process", f"{record.version}")
+        done = [kind for kind, known in (("checked", self._checked), ("warmed", self._warmed)) if _counts(known.get(slot), record, None)]
+        if (record.version, record.checksum) != (target.label, target.checksum) or len(done) < 2:
+            found = f"{record.version}, {' and '.join(done) or 'neither'}"
+            raise Refusal("slot_not_verified", f"slot {slot}", f"{target.label}, checked and warmed by this process", found)
         return self._switch.switch(slot)
 
     # --- reading for the checker
@@ -230,6 +259,17 @@ class Station:
             path.unlink(missing_ok=True)
         for slot in range(SLOTS):
             self._snapshots.drop_others(slot, "")
+
+    @contextmanager
+    def _turn_to_write(self) -> Iterator[None]:
+        """A thread whose task was cancelled goes on: nobody else writes to the slots until it has ended."""
+        if not self._writing.acquire(timeout=TURN_S):
+            found = f"staging that was given up, and still writes after {TURN_S:g} s"
+            raise Refusal("slot_busy", f"memory of {self.name}", "nobody who writes to it", found)
+        try:
+            yield
+        finally:
+            self._writing.release()
 
     def _stage_order(self, target: Target, slot: int, order: Order) -> staging.StageOrder:
         manifest = self._places.store.manifest(target.checksum)

@@ -23,7 +23,7 @@ from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
 from node_agent.runtime import log
-from node_agent.serving import Abilities, Reading, SlotLook, SlotsSeen, Staging, Switched
+from node_agent.serving import Abilities, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.types import Stage, StageCounters
@@ -63,7 +63,10 @@ class Serving(Protocol):
         """Of what serves, None while nothing does. Blocks; may run beside everything else."""
 
     async def drain(self, slot: int, limit_s: float) -> None:
-        """Until no request uses a slot that is not active. Raises Refusal slot_busy, which names who holds it as far as is known."""
+        """Until no request uses a slot that is not active, and none can begin to. Raises Refusal slot_busy, which names who holds it."""
+
+    def holders(self, slot: int) -> tuple[Holder, ...]:
+        """Who uses the slot now, as far as is known without waiting."""
 
     async def stage(self, work: Staging) -> StageCounters:
         """Bring the version into a drained slot and check it there."""
@@ -78,7 +81,7 @@ class Serving(Protocol):
         """Make the version ready to answer beside what serves."""
 
     async def switch(self, target: Target, slot: int) -> Switched:
-        """Requests from now on get the version, which was checked and warmed in this slot."""
+        """Requests from now on get the version. Raises Refusal unless it was checked and warmed in this slot."""
 
     async def answering(self, target: Target, limit_s: float) -> None:
         """Until every part that answers does so with the version."""

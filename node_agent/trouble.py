@@ -26,7 +26,7 @@ def trouble_of(cause: Exception, phase: str) -> Trouble:
     match cause:
         case Refusal():
             made = failure.make(cause.kind, cause.phase, cause.subject, cause.expected, cause.found)
-            return Trouble(made, cause.kind in ("slot_busy", "source_failed"))
+            return Trouble(made, cause.kind in ("slot_busy", "source_failed", "engine_unavailable"))
         case FetchFailed():
             return Trouble(failure.make(cause.code, phase, cause.detail), False)  # the fetch had its own tries
         case CallFailed():

@@ -2,8 +2,9 @@
 
 A small file of its own in shared memory. Word 0 is the active word (epoch and slot in one, so that both change at once), written by
 control alone. Each worker has a row of its own in its own cache lines: who it is, one count of requests in flight per slot, the last epoch
-it acknowledged, its heartbeat; written by that worker alone, and by `clear_dead` once the kernel says that the worker has ended. Opening
-registers the process for the barrier that the block was created with. The protocol over these words is in `slots`.
+it acknowledged, its heartbeat, since when it computes in which slot; written by that worker alone, and by `clear_dead` once the kernel says
+that the worker has ended. Opening registers the process for the barrier that the block was created with. The protocol over these words is
+in `slots`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _PAGE: Final = 4096
 _ROW: Final = CACHE_LINE // WORD  # words per row; the active word has a row of its own
 _SIZE: Final = _PAGE * 4
 ACTIVE: Final = 0  # index of the active word
-_PID, _START, _COUNTS, _ACKNOWLEDGED, _HEARTBEAT = 0, 1, 2, 2 + SLOTS, 3 + SLOTS  # words of a row
+_PID, _START, _COUNTS, _ACKNOWLEDGED, _HEARTBEAT, _SINCE = 0, 1, 2, 2 + SLOTS, 3 + SLOTS, 4 + SLOTS  # words of a row
+assert _SINCE + SLOTS <= _ROW
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -50,6 +52,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     in_flight: tuple[int, ...]  # per slot
     acknowledged: int  # epoch
     heartbeat_ns: int  # the worker's monotonic clock, which all processes of a machine share
+    since_ns: tuple[int, ...]  # per slot, by the same clock: when what computes there began, in the gate or beside it; 0 while nothing does
 
 
 def pack_active(slot: int, epoch: int) -> int:
@@ -70,6 +73,10 @@ def row_start(worker_index: int) -> int:
 
 def count_index(worker_index: int, slot: int) -> int:
     return row_start(worker_index) + _COUNTS + slot
+
+
+def since_index(worker_index: int, slot: int) -> int:
+    return row_start(worker_index) + _SINCE + slot
 
 
 class ControlBlock:
@@ -142,6 +149,7 @@ class ControlBlock:
             in_flight=tuple(row[_COUNTS : _COUNTS + SLOTS]),
             acknowledged=row[_ACKNOWLEDGED],
             heartbeat_ns=row[_HEARTBEAT],
+            since_ns=tuple(row[_SINCE : _SINCE + SLOTS]),
         )
 
     def attached(self) -> tuple[WorkerRow, ...]:

@@ -51,7 +51,7 @@ class FakeCrew(Crew):
             raise self.refuse
         self.slots[slot] = target
 
-    async def release(self, deployment: str, slot: int) -> None:
+    async def release(self, deployment: str, slot: int, limit_s: float = 1.0) -> None:
         self.released.append(slot)
         if slot < 0:
             self.slots.clear()

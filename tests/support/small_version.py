@@ -11,6 +11,7 @@ from consistency.vector import backend, root, tensor_entry
 from node_agent.plan import Target
 from raftmeta.core import manifest as manifests
 from raftmeta.core.manifest import FORMAT, FileEntry, Manifest, TensorEntry
+from raftmeta.core.probes import Probe
 
 
 class Version(NamedTuple):
@@ -19,7 +20,9 @@ class Version(NamedTuple):
     target: Target
 
 
-def make_version(directory: Path, label: str, tensors: Mapping[str, bytes], sources: Sequence[str] | None = None) -> Version:
+def make_version(
+    directory: Path, label: str, tensors: Mapping[str, bytes], sources: Sequence[str] | None = None, probes: tuple[Probe, ...] = ()
+) -> Version:
     """Tensors of dtype U8, one after another in one file with a gap of ten bytes before the last; a config beside it."""
     directory.mkdir(parents=True, exist_ok=True)
     config = f'{{"label": "{label}"}}'.encode()
@@ -45,6 +48,7 @@ def make_version(directory: Path, label: str, tensors: Mapping[str, bytes], sour
         unbound=(),
         vector_root=root({item.name: item.entry for item in entries}),
         sources=tuple(sources if sources is not None else [directory.as_uri() + "/"]),
+        probes=probes,
     )
     assert not manifests.faults(manifest)
     checksum = manifests.checksum(manifests.config_digest(manifest), manifests.weights_digest(manifest))

@@ -139,6 +139,12 @@ def test_entries_that_were_asked_for_and_left_out_are_refused() -> None:
     assert ask(answering(body)).entries is None
 
 
+def test_a_vector_that_was_not_computed_from_memory_is_not_judged() -> None:
+    assert ask(answering(good_answer(vector_from="memory"))).version == "v1"
+    found = fault(answering(good_answer(vector_from="server")))
+    assert found.code == "attested" and "word of the server" in found.detail
+
+
 def test_unknown_fields_are_left_alone() -> None:
     assert ask(answering(good_answer(new_in_a_later_release=5))).node == "a1"
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from node_agent.binding import SlotViews
 from node_agent.config import AgentConfig
-from node_agent.engine.port import BadInput, EngineFault
 from node_agent.host import Host
 from node_agent.loading import Loader
 from node_agent.messages import (
@@ -27,54 +25,16 @@ from node_agent.messages import (
     Release,
     SlotServed,
     Tensor,
-    TensorSpec,
 )
 from node_agent.peers import Peer
 from node_agent.plan import Order
-from node_agent.refusal import Refusal
 from node_agent.runtime import Runtime
+from node_agent.serving import Staging
 from node_agent.station import Station
 from node_agent.worker import Worker
 from tests.support.agent_memory import NodeMemory
+from tests.support.first_byte import FakeEngine
 from tests.support.small_version import Version, make_version
-
-
-class FakeInstance:
-    """Answers with the first byte of tensor `a`, read from the slot at that moment."""
-
-    inputs = (TensorSpec("x", "INT64", (-1,)),)
-    outputs = (TensorSpec("y", "UINT8", (1,)),)
-    derived: Mapping[str, str] = {"table": "d" * 64}
-
-    def __init__(self, views: SlotViews) -> None:
-        self._views = views
-        self.during: Callable[[], None] = lambda: None
-        self.moved = False
-
-    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> tuple[Tensor, ...]:
-        if inputs and inputs[0].name != "x":
-            raise BadInput("takes x")
-        self.during()
-        value = bytes(self._views["a"][:1].numpy())
-        return (Tensor("y", "UINT8", (1,), value),)
-
-    def warm(self) -> None:
-        if bytes(self._views["a"][:1].numpy()) == b"!":
-            raise EngineFault("warmup_failed", "a value that is not finite")
-
-    def check(self) -> None:
-        if self.moved:
-            raise Refusal("derived_changed", "derived tensors", "the bytes at binding", "others")
-
-
-class FakeEngine:
-    made: list[FakeInstance] = []
-
-    def load(self, version_dir: Path, views: SlotViews, unbound: Sequence[str]) -> FakeInstance:
-        assert (version_dir / "config.json").is_file()
-        instance = FakeInstance(views)
-        self.made.append(instance)
-        return instance
 
 
 class Scene:
@@ -93,7 +53,7 @@ class Scene:
 
     def stage(self, number: int, slot: int) -> Version:
         version = self.versions[number]
-        self.station.stage(version.target, slot, Order(1, number), "", 0)
+        self.station.stage(Staging(version.target, version.manifest, slot, Order(1, number), "", 0))
         return version
 
     def load(self, number: int, slot: int) -> object:
@@ -101,6 +61,7 @@ class Scene:
         return self.host.load(Load(1, "search", slot, target.label, target.checksum))
 
     def switch(self, number: int, slot: int) -> None:
+        self.station.note_warm(slot, "")
         self.station.switch(self.versions[number].target, slot)
 
     def infer(self, version: str = "", name: str = "x") -> object:

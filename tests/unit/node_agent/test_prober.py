@@ -12,11 +12,12 @@ from node_agent.loading import Loader
 from node_agent.messages import Fault, Prove, Proved, Tensor
 from node_agent.plan import Order
 from node_agent.prober import ProbePlaces, Prober
+from node_agent.serving import Staging
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.probes import Probe, ProbeTensor
 from tests.support.agent_memory import NodeMemory
+from tests.support.first_byte import FakeInstance
 from tests.support.small_version import Version, make_version
-from tests.unit.node_agent.test_host import FakeInstance
 
 PROBE = Probe("first-byte", "close", (ProbeTensor("x", "INT64", (1,), bytes(8)),), (ProbeTensor("y", "UINT8", (1,), b"1"),), threads=4)
 
@@ -32,7 +33,7 @@ class Scene:
         self.memory.fetch(self.version)
         self.station = self.memory.station()
         self.station.make_room(self.version.manifest)
-        self.station.stage(self.version.target, 1, Order(1, 1), "", 0)
+        self.station.stage(Staging(self.version.target, self.version.manifest, 1, Order(1, 1), "", 0))
 
     def load(self, version_dir: Path, views: SlotViews, unbound: Sequence[str]) -> FakeInstance:
         instance = FakeInstance(views)

@@ -145,7 +145,7 @@ def test_waiting_for_a_slot_ends_at_the_deadline_and_names_the_worker(block: Con
     def sleep(seconds: float) -> None:
         now[0] += seconds or 0.000_01
 
-    with pytest.raises(Refusal, match=r"slot_busy.*1 in workers \[7\]"):
+    with pytest.raises(Refusal, match=r"slot_busy.*1 in worker 7 for 0\.\d s"):
         switch.wait_drained(0, 101.0, lambda: now[0], sleep)
     assert 101.0 <= now[0] < 101.01
     now[0] = 100.0
@@ -204,3 +204,19 @@ def test_a_restarted_control_goes_on_with_the_epoch_where_the_last_one_stopped(s
 def test_the_layout_of_the_words_is_fixed() -> None:
     assert (ACTIVE, row_start(0), count_index(0, 0), count_index(0, 1), row_start(1)) == (0, 16, 18, 19, 32)
     assert (control_block._ACKNOWLEDGED, control_block._HEARTBEAT) == (4, 5)
+
+
+def test_who_computes_in_a_slot_is_known_with_the_time_in_the_gate_and_beside_it(block: ControlBlock) -> None:
+    switch, gate = Switch(block), WorkerGate(block, 3)
+    switch.switch(1)
+    assert gate.enter() == 1
+    begun = block.row(3)
+    assert begun is not None and begun.since_ns[0] == 0
+    assert switch.held(1, begun.since_ns[1] + 2_500_000_000) == ((3, True, 2.5),)
+    gate.leave(1)
+    assert switch.held(1, begun.since_ns[1]) == ()
+    gate.begin(0)
+    assert [held[:2] for held in switch.held(0, begun.since_ns[1])] == [(3, False)]
+    assert switch.drained(0), "what computes beside the gate keeps nobody out of the slot"
+    gate.end(0)
+    assert switch.held(0, begun.since_ns[1]) == ()

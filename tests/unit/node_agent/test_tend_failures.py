@@ -150,6 +150,8 @@ def test_an_unreachable_control_plane_delays_an_attestation_and_a_refusal_ends_i
     [
         (Refusal("no_headroom", "slot", "1", "2"), "resource_exhausted", False),
         (Refusal("slot_busy", "slot", "1", "2"), "timeout", True),
+        (Refusal("engine_unavailable", "server", "1", "2"), "timeout", True),
+        (Refusal("no_second_slot", "slot", "1", "2"), "resource_exhausted", False),
         (Refusal("foreign_arena", "slot", "1", "2"), "internal", False),
         (FetchFailed("source_unavailable", ""), "source_unavailable", False),
         (WorkersLag("late"), "timeout", True),
