@@ -15,6 +15,7 @@ from node_agent.messages import (
     NOT_LOADED,
     Acknowledge,
     Answering,
+    Cancel,
     Family,
     Fault,
     GetMetrics,
@@ -31,6 +32,7 @@ from node_agent.plan import Target
 
 POLL_S = 0.02
 RELEASE_S = 30.0
+CANCEL_S = 5.0  # a worker answers for this beside what it computes
 
 
 class WorkersLag(Exception):
@@ -84,6 +86,13 @@ class Crew:
         results = await asyncio.gather(*(_call(peer, lambda n: Release(n, deployment, slot), limit_s) for peer in peers))
         if any(isinstance(result, TimeoutError) for result in results):
             raise WorkersLag(f"a worker did not release slot {slot} of {deployment} within {limit_s:g} s")
+
+    async def cancel(self, deployment: str, slot: int, worker: int) -> bool:
+        """End what this worker computes in the slot. False when it does not even answer."""
+        result = await _call(self._peers[worker], lambda n: Cancel(n, deployment, slot), CANCEL_S)
+        if isinstance(result, CallFailed):
+            raise result
+        return not isinstance(result, TimeoutError)  # one that was lost ended, which is what was asked for
 
     async def acknowledged(self, deployment: str, target: Target, timeout_s: float) -> None:
         """Return once every worker answers with the target. Raises WorkersLag with what the others say."""

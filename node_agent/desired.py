@@ -11,14 +11,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from node_agent.plan import Change, Goal, Order, Target
+from node_agent.plan import Change, Drain, Goal, Order, Target
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.types import Phase, RolloutStatus, SideName, Stage
+from raftmeta.core.types import DrainOverdue, Phase, RolloutStatus, SideName, Stage
 
 
 class SideView(msgspec.Struct, frozen=True):
     zone: str
     nodes: tuple[str, ...]
+
+
+class PolicyView(msgspec.Struct, frozen=True):
+    """The fields of a policy that an agent needs; members of an earlier build do not give them."""
+
+    drain_timeout_ms: int = 60_000
+    drain_overdue: DrainOverdue = DrainOverdue.WAIT
 
 
 class DeploymentView(msgspec.Struct, frozen=True):
@@ -32,6 +39,7 @@ class DeploymentView(msgspec.Struct, frozen=True):
     previous: str
     rollout_id: str
     order_revision: int
+    policy: PolicyView = PolicyView()
 
     def side_of(self, node: str) -> SideName | None:
         if node in self.primary.nodes:
@@ -116,7 +124,8 @@ class Desired:
         side = deployment.side_of(self._identity.node)
         assert side is not None, deployment.name
         order = Order(self.generation, deployment.order_revision)
-        return Goal(deployment.name, side, committed, order, self._change(deployment))
+        drain = Drain(deployment.policy.drain_timeout_ms / 1000, deployment.policy.drain_overdue)
+        return Goal(deployment.name, side, committed, order, self._change(deployment), drain)
 
     def _change(self, deployment: DeploymentView) -> Change | None:
         rollout = self._rollouts.get(deployment.name)

@@ -109,6 +109,13 @@ class _Deployment:
             self.arena.close()
 
 
+class Computing(NamedTuple):
+    """The request in the computing thread."""
+
+    call: Infer
+    slot: int
+
+
 class Host:
     def __init__(self, worker: int, places: tuple[Path, Path], loader: Loader) -> None:
         """`places`: the store directory, whose record names the deployments, and the arena directory."""
@@ -116,6 +123,7 @@ class Host:
         self._store_dir, self._arena_dir = places
         self._loader = loader
         self._deployments: dict[str, _Deployment] = {}
+        self._computing: Computing | None = None
         self._closed: dict[str, str] = {}  # deployments without memory to serve from, and why
 
     # --- computing thread
@@ -131,7 +139,7 @@ class Host:
         try:
             usable = deployment.usable(slot)
             if usable is not None and call.version in ("", usable[0].label):
-                return self._run(call, usable[0])
+                return self._run(call, usable[0], slot)
             blocked = deployment.blocked()
         finally:
             deployment.gate.leave(slot)
@@ -146,7 +154,7 @@ class Host:
                 continue
             deployment.gate.begin(slot)
             try:
-                reply = self._run(call, usable[0])
+                reply = self._run(call, usable[0], slot)
             finally:
                 deployment.gate.end(slot)
             if deployment.usable(slot) == usable:
@@ -155,13 +163,16 @@ class Host:
         held = ", ".join(sorted(bound.label for bound, _ in usable_now)) or "none"
         return Fault(call.number, 409, VERSION_NOT_HELD, f"no slot of this node holds version {call.version}; held: {held}")
 
-    def _run(self, call: Infer, bound: Bound) -> Reply:
+    def _run(self, call: Infer, bound: Bound, slot: int) -> Reply:
+        self._computing = Computing(call, slot)
         try:
             outputs = bound.instance.infer(call.inputs, call.outputs)
         except BadInput as fault:
             return Fault(call.number, 400, BAD_INPUT, str(fault))
         except EngineFault as fault:
             return Fault(call.number, 500, fault.kind, fault.detail)
+        finally:
+            self._computing = None
         return Inferred(call.number, bound.label, bound.checksum, outputs)
 
     def acknowledge(self, call: Acknowledge) -> Reply:
@@ -230,6 +241,11 @@ class Host:
                 if isinstance(reply, Fault):
                     failed.append(f"{name} slot {slot}: {reply.detail}")
         return failed
+
+    def computing_in(self, deployment: str, slot: int) -> Infer | None:
+        """The request that is computed in this slot right now. Safe in any thread."""
+        now = self._computing
+        return now.call if now is not None and (now.call.deployment, now.slot) == (deployment, slot) else None
 
     def served(self) -> tuple[Served, ...]:
         """Safe in any thread: looks at dictionaries that change as a whole."""

@@ -14,6 +14,7 @@ from node_agent.crew import Crew, WorkersLag
 from node_agent.journal import Proof
 from node_agent.plan import Order, Target
 from node_agent.refusal import Refusal
+from node_agent.runtime import log
 from node_agent.serving import Abilities, DrainKnown, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
 from node_agent.station import Station
 from raftmeta.core.types import StageCounters
@@ -61,6 +62,15 @@ class InProcess:
         except WorkersLag as cause:
             held = ", ".join(map(str, self.holders(slot)))
             raise Refusal("slot_busy", f"slot {slot}", "no request beside the gate", held or str(cause)) from cause
+
+    async def cancel(self, slot: int) -> None:
+        """A worker cannot interrupt what it computes: it answers the request with its end, and ends."""
+        if slot == self.station.active:
+            raise Refusal("slot_active", f"slot {slot}", "a slot that is not active", "the active slot")
+        for held in self.station.held(slot):
+            if not await self._crew.cancel(self._name, slot, held.worker):
+                log.error("worker_killed", deployment=self._name, worker=held.worker, reason="it did not answer when it was told to end")
+                await asyncio.to_thread(self.station.end_worker, held.worker)
 
     def holders(self, slot: int) -> tuple[Holder, ...]:
         return tuple(Holder(f"worker {held.worker}", held.seconds) for held in self.station.held(slot))

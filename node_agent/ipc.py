@@ -152,7 +152,7 @@ class Server:
         self._greet = greet
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[asyncio.Task[None], Numbered] = {}
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, path: Path) -> None:
@@ -168,6 +168,12 @@ class Server:
         """Until every call that came so far is answered, and the answer is on its way."""
         while self._answering:
             await asyncio.wait(self._answering)
+
+    async def answered(self, call: Numbered, limit_s: float) -> None:
+        """Until the answer to this call is on its way, or the limit."""
+        tasks = [task for task, asked in self._answering.items() if asked is call]
+        if tasks:
+            await asyncio.wait(tasks, timeout=limit_s)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -200,9 +206,10 @@ class Server:
                 if not isinstance(message, Numbered) or len(tasks) >= MAX_CALLS:
                     break
                 task = asyncio.create_task(self._answer(message, writer))
-                for group in (tasks, self._answering):
-                    group.add(task)
-                    task.add_done_callback(group.discard)
+                self._answering[task] = message
+                task.add_done_callback(self._answering.pop)
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
         except ConnectionLost:
             pass
         finally:

@@ -73,6 +73,7 @@ class Fault(Reply, frozen=True, tag="fault"):
 
 NOT_LOADED = "not_loaded"  # this worker has no module for the active slot yet; ask again soon
 NOTHING_SERVES = "nothing_serves"  # no verified slot can be entered on this node, by no worker; it ends by a switch, not by waiting
+REQUEST_CANCELLED = "request_cancelled"  # it used a slot that had to be rewritten for longer than the deployment's policy allows
 VERSION_NOT_HELD = "version_not_held"  # no slot of this node holds the asked version, verified and warm
 BAD_INPUT = "bad_input"  # the tensors do not fit the model
 
@@ -154,6 +155,13 @@ class Release(Numbered, frozen=True, tag="release"):
     slot: int
 
 
+class Cancel(Numbered, frozen=True, tag="cancel"):
+    """End the request that computes in this slot, with an answer that says so. A worker that has to end for it ends before the reply."""
+
+    deployment: str
+    slot: int
+
+
 class Acknowledge(Numbered, frozen=True, tag="acknowledge"):
     """With which slot and version would you answer now? Asked through the same queue as requests."""
 
@@ -221,7 +229,7 @@ class Metrics(Reply, frozen=True, tag="metrics"):
 
 
 _Any = (
-    Infer | Inferred | Fault | WorkerState | Load | Loaded | Prove | Proved | Release | Acknowledge | Answering | Done
+    Infer | Inferred | Fault | WorkerState | Load | Loaded | Prove | Proved | Release | Cancel | Acknowledge | Answering | Done
     | GetStatus | GetVector | GetPlan | SetCordon | Json | GetMetrics | Metrics
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()

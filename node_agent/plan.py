@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from node_agent.device.port import SlotState
-from raftmeta.core.types import Phase, SideName, Stage
+from raftmeta.core.types import DrainOverdue, Phase, SideName, Stage
 
 SLOTS = (0, 1)
 
@@ -44,6 +44,13 @@ class Change(NamedTuple):
     attested: Stage | None  # by this node, so far
 
 
+class Drain(NamedTuple):
+    """How long requests may keep the old slot when it has to be rewritten, and what happens then."""
+
+    limit_s: float = 60.0
+    overdue: DrainOverdue = DrainOverdue.WAIT
+
+
 class Goal(NamedTuple):
     """What the control plane, or without it the pin, wants of this node for one deployment."""
 
@@ -52,6 +59,7 @@ class Goal(NamedTuple):
     committed: Target | None  # None before the first activation
     order: Order  # of `committed`
     change: Change | None
+    drain: Drain = Drain()
     offline: bool = False  # made of what this node remembers, not of an order: the fence does not judge it
 
 

@@ -10,7 +10,7 @@ import msgspec
 from node_agent.device.port import SlotState
 from node_agent.journal import ChangeRecord
 from node_agent.plan import Attest, Target
-from node_agent.serving import SlotLook
+from node_agent.serving import Holder, SlotLook, VectorFrom
 from raftmeta.core.types import SideName, Stage, StageCounters
 
 MAX_DETAIL = 1000  # characters of a failure
@@ -28,6 +28,8 @@ class Look(NamedTuple):
     goal: str  # label that is committed, "" when unknown
     doing: str  # the step being taken
     trouble: str  # why it does not advance
+    holders: tuple[Holder, ...] = ()  # who uses the slot that is to be rewritten
+    vector_from: VectorFrom = VectorFrom.MEMORY
 
 
 class NodeFacts(NamedTuple):
@@ -72,7 +74,8 @@ def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, 
     body["control_plane"] = dict(control_plane)
     for look in looks:
         more = {"model": look.model, "side": look.side.value, "committed": look.goal, "doing": look.doing, "trouble": look.trouble}
-        body["deployments"][look.deployment] |= more
+        held = [{"who": holder.who, "seconds": None if holder.seconds is None else round(holder.seconds, 1)} for holder in look.holders]
+        body["deployments"][look.deployment] |= {**more, "holders": held, "vector_from": look.vector_from.value}
     return body
 
 

@@ -25,6 +25,7 @@ from node_agent.device.arena import SLOTS, Arena, ArenaUse
 from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import EMPTY_RECORD, Device, SlotRecord, SlotState
+from node_agent.device.process import kill
 from node_agent.device.snapshot import Snapshots
 from node_agent.freshness import Freshness
 from node_agent.journal import DeploymentRecord, Journal
@@ -163,6 +164,12 @@ class Station:
     def held(self, slot: int) -> tuple[SlotHeld, ...]:
         """Who computes in a slot."""
         return self._switch.held(slot, self._places.clock_ns())
+
+    def end_worker(self, worker: int) -> None:
+        """Kill a worker that answers nobody any more; its supervisor frees its place and starts another."""
+        row = self.block.row(worker)
+        if row is not None:
+            kill(row.process)
 
     def stage(self, work: Staging, given_up: Callable[[], bool] = lambda: False) -> StageCounters:
         """Write and verify what was drained. Raises Refusal; the slot that serves is untouched.

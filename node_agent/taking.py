@@ -1,8 +1,8 @@
 """Takes the steps of a plan, one at a time: what each of them asks of the engine, the store, the node's record and the control plane.
 
 Declares what tending needs of each of these. Of the engine that serves it knows the verbs alone: drain, stage, verify, probe, warm, switch,
-release. The fence is written before the switch that it orders. What a step learns and no record keeps, who answers and what was attested,
-is kept here for the next look.
+release, and cancel where a policy asks for it. The fence is written before the switch that it orders. What a step learns and no record
+keeps, who answers and what was attested, is kept here for the next look.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from node_agent.runtime import log
 from node_agent.serving import Abilities, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 from raftmeta.core.manifest import Manifest
-from raftmeta.core.types import Stage, StageCounters
+from raftmeta.core.types import DrainOverdue, Stage, StageCounters
 
 ACKNOWLEDGE_S = 15.0
-DRAIN_S = 60.0  # longer than any request may take
+CANCELLED_S = 15.0  # for the places of requests that were ended to be given back: a worker that ended is noticed by its supervisor
 
 
 class Serving(Protocol):
@@ -67,6 +67,9 @@ class Serving(Protocol):
 
     def holders(self, slot: int) -> tuple[Holder, ...]:
         """Who uses the slot now, as far as is known without waiting."""
+
+    async def cancel(self, slot: int) -> None:
+        """End the requests that use a slot that is not active; none of them gets a result. Raises Refusal slot_busy when it cannot."""
 
     async def stage(self, work: Staging) -> StageCounters:
         """Bring the version into a drained slot and check it there."""
@@ -176,7 +179,7 @@ class Taker:
 
     async def _stage(self, step: StageInto, goal: Goal) -> None:
         manifest = await self._means.provider.manifest(step.target)
-        await self._serving.drain(step.slot, DRAIN_S)
+        await self._drain(step.slot, goal)
         change = self._change_record(goal, step.target)
         fetched = 0 if change is None else change.counters.bytes_fetched
         try:
@@ -189,6 +192,17 @@ class Taker:
         if change is not None:
             await asyncio.to_thread(self._remembered.remember, change=msgspec.structs.replace(change, counters=counters))
         log.info("staged", deployment=goal.deployment, version=step.target.label, slot=step.slot, **report.counters(counters))
+
+    async def _drain(self, slot: int, goal: Goal) -> None:
+        """Past the deployment's time to drain: refused, so that the next try waits on, or what holds the slot is ended."""
+        try:
+            await self._serving.drain(slot, goal.drain.limit_s)
+        except Refusal as refusal:
+            if refusal.kind != "slot_busy" or goal.drain.overdue is DrainOverdue.WAIT:
+                raise
+            log.warning("requests_cancelled", deployment=goal.deployment, slot=slot, holders=list(map(str, self._serving.holders(slot))))
+            await self._serving.cancel(slot)
+            await self._serving.drain(slot, CANCELLED_S)
 
     async def _warm(self, step: Warm, goal: Goal) -> None:
         self._cancel.clear()

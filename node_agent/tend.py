@@ -87,7 +87,11 @@ class Tender:
         """For heartbeats and status."""
         record, slots = self.remembered.record, self.serving.slots()
         goal = "" if self._goal is None or self._goal.committed is None else self._goal.committed.label
-        return Look(record.name, record.model, record.side, slots, self._ready, record.lag_ms, goal, self.doing, self.trouble)
+        holders = self.serving.holders(self._step.slot) if isinstance(self._step, StageInto) else ()
+        told = self.serving.abilities.vector_from
+        return Look(
+            record.name, record.model, record.side, slots, self._ready, record.lag_ms, goal, self.doing, self.trouble, holders, told
+        )
 
     def preview(self) -> dict[str, Any]:
         """The steps that are left, for an operator. Blocks, changes nothing."""

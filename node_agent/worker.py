@@ -18,7 +18,10 @@ from node_agent.ipc import Server
 from node_agent.memory import private_bytes
 from node_agent.messages import (
     NOTHING_SERVES,
+    REQUEST_CANCELLED,
     Acknowledge,
+    Cancel,
+    Done,
     Fault,
     GetMetrics,
     Infer,
@@ -34,11 +37,14 @@ from node_agent.metrics import Meter
 from node_agent.runtime import Runtime, log
 
 BEAT_S = 1.0
+EXIT_CANCELLED = 75  # EX_TEMPFAIL: the supervisor starts another worker
+ANSWER_S = 1.0  # for the answer of a cancelled request to be written, before its worker ends
 WATCH_S = 0.1  # between looks at the slots' records; each takes some tens of microseconds
 
 
 class Worker:
-    def __init__(self, index: int, host: Host) -> None:
+    def __init__(self, index: int, host: Host, leave: Callable[[int], object] = os._exit) -> None:
+        """`leave` ends the process at once, whatever its threads do."""
         self._index = index
         self._host = host
         self._compute = ThreadPoolExecutor(1, "compute")
@@ -49,6 +55,8 @@ class Worker:
         self._memory = self._meter.gauge("worker_private_bytes", "Anonymous memory of the process, without the arena", ("worker",))
         self._server = Server(self._answer, self._state)
         self._announced: WorkerState | None = None
+        self._leave = leave
+        self._open: dict[int, asyncio.Future[Reply]] = {}  # answers that requests wait for, by the identity of the call
 
     async def run(self, runtime: Runtime) -> None:
         loop = asyncio.get_running_loop()
@@ -79,6 +87,8 @@ class Worker:
                 return await self._then_announce(self._loading, lambda: self._host.load(call))
             case Acknowledge():
                 return await self._then_announce(self._compute, lambda: self._host.acknowledge(call))
+            case Cancel():
+                return await self._cancel(call)
             case Release():
                 return await self._then_announce(self._compute, lambda: self._host.release(call))
             case GetMetrics():
@@ -90,12 +100,36 @@ class Worker:
     async def _infer(self, call: Infer) -> Reply:
         labels = (str(self._index), call.deployment)
         with self._seconds.labels(*labels).time():
-            reply = await asyncio.get_running_loop().run_in_executor(self._compute, self._host.infer, call)
+            reply = await self._computed(call)
         outcome = "ok" if isinstance(reply, Inferred) else reply.code if isinstance(reply, Fault) else "other"
         self._requests.labels(*labels, outcome).inc()
         if outcome == NOTHING_SERVES:
             self._announce_change()  # before the answer: whoever asks for readiness after it hears the same
         return reply
+
+    async def _computed(self, call: Infer) -> Reply:
+        """What the computing thread answers, unless the request is ended before: then its result is for nobody."""
+        ended = self._open[id(call)] = asyncio.get_running_loop().create_future()
+        work = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._compute, self._host.infer, call))
+        try:
+            await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else work.result()
+        finally:
+            work.cancel()  # nobody waits for it any more: not begun yet, it never will
+            del self._open[id(call)]
+
+    async def _cancel(self, call: Cancel) -> Reply:
+        """End the request that computes in the slot, tell who asked for it, and end: a thread in a forward pass cannot be stopped."""
+        held = self._host.computing_in(call.deployment, call.slot)
+        ended = None if held is None else self._open.get(id(held))
+        if held is None or ended is None:
+            return Done(call.number)
+        detail = f"{call.deployment}: the request still used slot {call.slot} when the time to drain was over; the slot is rewritten"
+        ended.set_result(Fault(held.number, 503, REQUEST_CANCELLED, detail))
+        log.warning("request_cancelled", worker=self._index, deployment=call.deployment, slot=call.slot)
+        await self._server.answered(held, ANSWER_S)
+        self._leave(EXIT_CANCELLED)
+        return Done(call.number)
 
     async def _then_announce(self, pool: ThreadPoolExecutor, work: Callable[[], Reply]) -> Reply:
         reply = await asyncio.get_running_loop().run_in_executor(pool, work)

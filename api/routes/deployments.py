@@ -49,7 +49,8 @@ async def declare(service: Service, call: Call) -> Reply:
     shared = set(primary.nodes) & set(standby.nodes) if standby is not None else set()
     if shared:
         raise RaftmetaError("bad_field", f"node {min(shared)!r} stands on both sides")
-    policy = Policy(body.policy.prepare_timeout_ms, body.policy.sync_timeout_ms)
+    asked = body.policy
+    policy = Policy(asked.prepare_timeout_ms, asked.sync_timeout_ms, asked.drain_timeout_ms, asked.drain_overdue)
     outcome = await service.propose(call, DeclareDeployment(name, body.model, primary, standby, policy))
     state = service.state_with(outcome.revision)
     shown = queries.deployment_resource(state, state.deployments[name])  # deployments are never deleted

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from raftmeta.core.manifest import Manifest
-from raftmeta.core.types import SideName, Stage
+from raftmeta.core.types import DrainOverdue, SideName, Stage
 from raftmeta.nodes import Digest, Name
 
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")]
@@ -45,6 +45,8 @@ class SideBody(Sent, frozen=True):
 class PolicyBody(Sent, frozen=True):
     prepare_timeout_ms: Annotated[int, TIMEOUT_MS] = 3_600_000
     sync_timeout_ms: Annotated[int, TIMEOUT_MS] = 600_000
+    drain_timeout_ms: Annotated[int, TIMEOUT_MS] = 60_000  # for requests in the slot that is rewritten next
+    drain_overdue: DrainOverdue = DrainOverdue.WAIT
 
 
 class DeploymentBody(Sent, frozen=True):

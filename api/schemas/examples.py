@@ -65,7 +65,7 @@ DEPLOYMENT_BODY = {
     "model": "sentence-encoder",
     "primary": {"zone": "zone-a", "nodes": ["gpu-a1", "gpu-a2"]},
     "standby": {"zone": "zone-b", "nodes": ["gpu-b1", "gpu-b2"]},
-    "policy": {"prepare_timeout_ms": 3600000, "sync_timeout_ms": 600000},
+    "policy": {"prepare_timeout_ms": 3600000, "sync_timeout_ms": 600000, "drain_timeout_ms": 60000, "drain_overdue": "wait"},
 }
 DEPLOYMENT = {
     "name": "search",

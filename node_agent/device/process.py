@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,21 @@ def this_process() -> ProcessId:
 
 def is_running(process: ProcessId) -> bool:
     return start_ticks(process.pid) == process.start_ticks
+
+
+def kill(process: ProcessId) -> None:
+    """SIGKILL, to this very process and no other that got its pid."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if is_running(process):  # the descriptor holds on to whoever had the pid before this look
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
 
 
 def start_ticks(pid: int) -> int | None:

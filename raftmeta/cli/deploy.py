@@ -12,6 +12,7 @@ import typer
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import MemberOptions, command
+from raftmeta.core.types import DrainOverdue
 
 if TYPE_CHECKING:  # httpx costs 100 ms that `--help` must not pay
     from raftmeta.client import Client, Reply
@@ -23,6 +24,14 @@ class DeployOptions(MemberOptions):
     model: Annotated[str, typer.Option("--model", metavar="MODEL", help="The model; fixed while the deployment serves a version.")]
     primary: Annotated[str, typer.Option("--primary", metavar="ZONE:NODE[,NODE…]", help="Zone and nodes of the primary side.")]
     standby: Annotated[str | None, typer.Option("--standby", metavar="ZONE:NODE[,NODE…]", help="The same for the standby.")] = None
+    drain_s: Annotated[
+        float | None,
+        typer.Option("--drain-s", metavar="SECONDS", min=1, help="How long requests may keep a slot that is to be rewritten; else 60."),
+    ] = None
+    drain_overdue: Annotated[
+        DrainOverdue | None,
+        typer.Option("--drain-overdue", help="Wait on for them then, or cancel them, each answered with 503; else wait."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +62,15 @@ class AbortOptions(MemberOptions):
 
 
 def _deploy(options: DeployOptions) -> int:
-    """Declare under which name, in which zones and on which nodes a model serves. Declaring it again replaces the nodes."""
+    """Declare under which name, in which zones and on which nodes a model serves. Declaring it again replaces the nodes and the policy."""
     body: dict[str, Any] = {
         "model": options.model,
         "primary": parse_side("--primary", options.primary),
         "standby": None if options.standby is None else parse_side("--standby", options.standby),
     }
+    policy = _policy(options)
+    if policy:
+        body["policy"] = policy
 
     async def work() -> Reply:
         async with options.connect() as client:
@@ -71,6 +83,16 @@ def _deploy(options: DeployOptions) -> int:
         next_step = "" if reply.get("version") else f"; next: raftmeta activate {options.name} VERSION"
         output.console().print(f"deployment {options.name} declared at revision {reply.revision}{next_step}", markup=False)
     return Exit.OK
+
+
+def _policy(options: DeployOptions) -> dict[str, Any]:
+    """What was given of it; the members know the rest."""
+    given: dict[str, Any] = {}
+    if options.drain_s is not None:
+        given["drain_timeout_ms"] = round(options.drain_s * 1000)
+    if options.drain_overdue is not None:
+        given["drain_overdue"] = options.drain_overdue.value
+    return given
 
 
 def parse_side(option: str, text: str) -> dict[str, Any]:

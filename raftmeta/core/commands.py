@@ -7,8 +7,11 @@ field order are for ever. A body carries its precondition; `apply` judges it aga
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from raftmeta.core.canonical import with_first_policy
 from raftmeta.core.types import Phase, Policy, Record, Side, SideName, Stage, StageCounters, VersionSummary
 
 SCHEMA = 1  # schema number of the envelopes this build writes
@@ -131,7 +134,8 @@ class Envelope(Record, frozen=True):
 
 def encode(command: Command) -> bytes:
     """Canonical bytes of a command; the same value gives the same bytes in every process."""
-    return _encoder.encode(command)
+    body = _plain(command.body)
+    return _encoder.encode(command if body is command.body else msgspec.structs.replace(command, body=body))
 
 
 def decode(data: bytes) -> Command:
@@ -151,7 +155,11 @@ def decode_body(data: bytes | msgspec.Raw) -> Body:
 
 def encode_body(body: Body) -> bytes:
     """Canonical bytes of a body, the same as inside its command."""
-    return _encoder.encode(body)
+    return _encoder.encode(_plain(body))
+
+
+def _plain(body: Body) -> Any:
+    return with_first_policy(body) if type(body) is DeclareDeployment else body
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")

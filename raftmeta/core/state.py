@@ -15,6 +15,7 @@ from struct import Struct
 import msgspec
 from rpds import HashTrieMap
 
+from raftmeta.core.canonical import with_first_policy
 from raftmeta.core.outcomes import Outcomes
 from raftmeta.core.sequences import SortedKeys
 from raftmeta.core.types import Deployment, Limits, ModelRecord, OutcomeRecord, Record, Rollout, Verdict, VersionRecord
@@ -32,7 +33,7 @@ NO_VERSIONS: SortedKeys[VersionItem] = SortedKeys()
 _DOMAIN = f"raftmeta state {HASH_SCHEMA}\0".encode()
 MODEL, VERSION, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, SCALARS = (_DOMAIN + bytes((kind,)) for kind in b"mvdrcos")
 
-encode_record = msgspec.msgpack.Encoder(order="deterministic").encode
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
 decode_outcome = msgspec.msgpack.Decoder(OutcomeRecord).decode
 
 lengths = Struct("<II").pack
@@ -185,6 +186,11 @@ class Manifests(Mapping[str, bytes]):
 
     def __len__(self) -> int:
         return len(self._state.versions)
+
+
+def encode_record(record: Record) -> bytes:
+    """Canonical bytes of a record."""
+    return _encode(with_first_policy(record) if type(record) is Deployment else record)
 
 
 def version_key(model: str, label: str) -> str:

@@ -88,9 +88,25 @@ class Side(Record, frozen=True):
     nodes: tuple[str, ...]  # sorted, without repeats, disjoint between the sides
 
 
+class DrainOverdue(StrEnum):
+    """What a node does with requests that still use the old slot when it has to be rewritten and the time to drain is over."""
+
+    WAIT = "wait"  # goes on waiting, and says who holds the slot
+    CANCEL = "cancel"  # ends them: each gets an answer that says so
+
+
+class FirstPolicy(Record, frozen=True):
+    """The fields that a policy began with. It stands for one in bytes while the later fields have their defaults (`canonical`)."""
+
+    prepare_timeout_ms: int
+    sync_timeout_ms: int
+
+
 class Policy(Record, frozen=True):
     prepare_timeout_ms: int = 3_600_000  # preparing longer than this aborts the rollout
     sync_timeout_ms: int = 600_000  # the same for syncing; committing never aborts, it is a decision
+    drain_timeout_ms: int = 60_000  # for requests in the old slot before it is rewritten; longer than any request may take
+    drain_overdue: DrainOverdue = DrainOverdue.WAIT
 
 
 class Deployment(Record, frozen=True):

@@ -194,7 +194,7 @@ def commands_of(payload: memoryview | bytes) -> list[bytes]:
 
 
 def encode_body(body: Body) -> bytes:
-    return _body_encoder.encode(body)
+    return commands.encode_body(body)
 
 
 def decode_body(data: bytes) -> Body:
@@ -224,5 +224,4 @@ assert _Stamped.__struct_fields__ == Command.__struct_fields__
 _payload_encoder = msgspec.msgpack.Encoder()
 _payload_decoder = msgspec.msgpack.Decoder(list[bytes])
 _stamped_encoder = msgspec.msgpack.Encoder()
-_body_encoder = msgspec.msgpack.Encoder(order="deterministic")
 _body_decoder: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(Body)

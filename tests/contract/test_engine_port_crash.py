@@ -171,3 +171,18 @@ def test_a_stray_of_an_abandoned_load_is_unloaded_before_the_next_one(server: Ow
         assert sorted(held.label for held in server.server.held.values()) == ["1.0.0", "3.0.0"]
 
     run(steps)
+
+
+def test_a_server_that_can_ends_the_streams_of_the_old_version_and_no_other(server: OwningSubject) -> None:
+    async def steps() -> None:
+        await serve(server, 1, 0)
+        old = server.hold()
+        await serve(server, 2, 1)
+        new = server.hold()
+        with pytest.raises(Refusal, match="slot_active"):
+            await server.serving.cancel(1)
+        await server.serving.cancel(0)
+        await server.serving.drain(0, 5.0)
+        assert (old(), new()) == ("", "2.0.0 2")
+
+    run(steps)

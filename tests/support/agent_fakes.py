@@ -29,6 +29,8 @@ class FakeCrew(Crew):
         self.slots: dict[int, Target] = {}
         self.loads: list[tuple[int, str]] = []
         self.released: list[int] = []
+        self.cancelled: list[tuple[int, int]] = []  # slot, worker
+        self.on_cancel: Callable[[], None] = lambda: None
         self.refuse: Exception | None = None
         self.block: asyncio.Event | None = None  # loading waits for it
         self.station: Station | None = None
@@ -56,6 +58,11 @@ class FakeCrew(Crew):
         if slot < 0:
             self.slots.clear()
         self.slots.pop(slot, None)
+
+    async def cancel(self, deployment: str, slot: int, worker: int) -> bool:
+        self.cancelled.append((slot, worker))
+        self.on_cancel()
+        return True
 
     async def acknowledged(self, deployment: str, target: Target, timeout_s: float) -> None:
         assert self.station is not None and self.station.active is not None

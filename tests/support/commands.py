@@ -20,6 +20,7 @@ from raftmeta.core.events import Event
 from raftmeta.core.rollout import ROWS, decide, sides, waiting_for
 from raftmeta.core.state import MODEL_BYTES, State, encode_record
 from raftmeta.core.types import (
+    DrainOverdue,
     Limits,
     Outcome,
     Phase,
@@ -224,7 +225,14 @@ _wild_bodies = hs.one_of(
     _publications,
     hs.builds(c.PublishBatch, hs.lists(_publications, max_size=4).map(tuple)),
     hs.builds(c.DeleteVersion, _models, _labels),
-    hs.builds(c.DeclareDeployment, _deployments, _models, _sides, hs.none() | _sides, hs.builds(Policy, _ints, _ints)),
+    hs.builds(
+        c.DeclareDeployment,
+        _deployments,
+        _models,
+        _sides,
+        hs.none() | _sides,
+        hs.builds(Policy, _ints, _ints, _ints | hs.just(60_000), hs.sampled_from(DrainOverdue)),
+    ),
     hs.builds(c.Activate, _deployments, _labels, _expected, _names),
     hs.builds(c.RollBack, _deployments, _expected, _names),
     hs.builds(

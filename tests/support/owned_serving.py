@@ -101,6 +101,11 @@ class OwnedServing:
                 raise Refusal("slot_busy", f"slot {slot}", "no stream", ", ".join(map(str, holders)))
             await asyncio.sleep(POLL_S)
 
+    async def cancel(self, slot: int) -> None:
+        self._require_standby(slot)
+        if slot in self._names:
+            self._server.abort_streams(str(self._names[slot]))
+
     async def stage(self, work: Staging) -> StageCounters:
         self._require_standby(work.slot)
         if self.abilities.slots < 2 and self._active() is not None:

@@ -103,8 +103,13 @@ class OwningServer:
         return self._numbers
 
     def finish_stream(self, number: int) -> str:
-        """The label that computed it, also long after a switch."""
+        """The label that computed it, also long after a switch; "" for one that was aborted."""
+        if number not in self.streams:
+            return ""
         return self._need(self.streams.pop(number)).label
+
+    def abort_streams(self, name: str) -> None:
+        self.streams = {number: used for number, used in self.streams.items() if used != name}
 
     def used_by(self, name: str) -> int:
         return sum(used == name for used in self.streams.values())

@@ -247,7 +247,7 @@ class OwningSubject:
 
     def _finish(self, stream: int) -> str:
         label = self.server.finish_stream(stream)
-        return f"{label} {label[0]}"
+        return f"{label} {label[0]}" if label else ""
 
     def slow_down(self) -> Callable[[], Coroutine[Any, Any, None]]:
         gate = self.server.gate = asyncio.Event()

@@ -91,9 +91,11 @@ def _forget_moved_nodes(work: Work, rollout: Rollout, deployment: Deployment) ->
 
 
 def _policy_fault(policy: Policy) -> Refusal | None:
-    return int_fault("prepare_timeout_ms", policy.prepare_timeout_ms, 1, MAX_TIMEOUT_MS) or int_fault(
-        "sync_timeout_ms", policy.sync_timeout_ms, 1, MAX_TIMEOUT_MS
-    )
+    for name in ("prepare_timeout_ms", "sync_timeout_ms", "drain_timeout_ms"):
+        fault = int_fault(name, getattr(policy, name), 1, MAX_TIMEOUT_MS)
+        if fault is not None:
+            return fault
+    return None
 
 
 def _layout(body: DeclareDeployment, limit: int) -> _Layout | Refusal:

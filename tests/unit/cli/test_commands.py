@@ -68,6 +68,16 @@ def test_deploy_sends_both_sides_sorted(member: StubServer, capsys: pytest.Captu
     assert "next: raftmeta activate search" in capsys.readouterr().out
 
 
+def test_deploy_sends_what_it_was_given_of_the_policy(member: StubServer) -> None:
+    member.routes["PUT", "/v1/deployments/search"] = always(Answer(DEPLOYMENT | {"version": ""}))
+    words = ["deploy", "search", "--model", "minilm", "--primary", "a:a1"]
+    assert run(member, *words, "--drain-s", "2.5", "--drain-overdue", "cancel") == Exit.OK
+    assert run(member, *words, "--drain-overdue", "wait") == Exit.OK
+    assert run(member, *words, "--drain-overdue", "kill") == Exit.USAGE
+    policies = [body["policy"] for _, _, body, _ in member.requests]
+    assert policies == [{"drain_timeout_ms": 2500, "drain_overdue": "cancel"}, {"drain_overdue": "wait"}]
+
+
 def test_activate_follows_to_the_end_and_tells_each_step_once(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
     member.routes["POST", "/v1/deployments/search/activate"] = always(Answer({"rollout_id": "r1", "revision": 7}, 202))
     steps = (rollout("syncing", "running"), rollout("syncing", "running"), rollout("active", "done"))

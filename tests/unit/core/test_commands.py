@@ -7,7 +7,7 @@ import pytest
 
 from raftmeta.core import commands as c
 from raftmeta.core.errors import CODES, ErrorClass, RaftmetaError
-from raftmeta.core.types import Phase, Policy, Side, SideName, Stage, StageCounters, VersionSummary
+from raftmeta.core.types import DrainOverdue, Phase, Policy, Side, SideName, Stage, StageCounters, VersionSummary
 
 SUMMARY = VersionSummary("a", "b", "c", "d", "e", 1, 2, 3, 4)
 PUBLISH = c.Publish("m", "1", SUMMARY, b"\x00")
@@ -16,6 +16,10 @@ GOLDEN: list[tuple[c.Body, str]] = [
     (c.PublishBatch((PUBLISH,)), "9202919501a16da13199a161a162a163a164a16501020304c40100"),
     (c.DeleteVersion("m", "1"), "9303a16da131"),
     (c.DeclareDeployment("d", "m", Side("a", ("n",)), None, Policy(1, 2)), "9604a164a16d92a16191a16ec0920102"),
+    (
+        c.DeclareDeployment("d", "m", Side("a", ("n",)), None, Policy(1, 2, 3, DrainOverdue.CANCEL)),
+        "9604a164a16d92a16191a16ec094010203a663616e63656c",
+    ),
     (c.Activate("d", "1", None, "r"), "9505a164a131c0a172"),
     (c.RollBack("d", "2", "r"), "9406a164a132a172"),
     (

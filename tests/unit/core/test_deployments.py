@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from raftmeta import codec
 from raftmeta.core import commands as c
 from raftmeta.core.handlers.deployments import MAX_TIMEOUT_MS
-from raftmeta.core.types import Limits, Phase, Policy, Side, Stage
+from raftmeta.core.state import encode_record
+from raftmeta.core.types import Deployment, DrainOverdue, Limits, Phase, Policy, Side, Stage
 from tests.support.commands import World, declaration, publication, serving_world
 
 
@@ -59,6 +61,8 @@ def test_the_same_declaration_again_changes_nothing() -> None:
         ({"policy": Policy(prepare_timeout_ms=0)}, "bad_field"),
         ({"policy": Policy(prepare_timeout_ms=MAX_TIMEOUT_MS + 1)}, "bad_field"),
         ({"policy": Policy(sync_timeout_ms=0)}, "bad_field"),
+        ({"policy": Policy(drain_timeout_ms=0)}, "bad_field"),
+        ({"policy": Policy(drain_timeout_ms=MAX_TIMEOUT_MS + 1)}, "bad_field"),
         ({"policy": Policy(sync_timeout_ms=1 << 63)}, "bad_field"),
         ({"model": "n"}, "unknown_model"),
         ({"model": "Bad"}, "unknown_model"),
@@ -140,3 +144,26 @@ def test_a_change_of_policy_keeps_the_attestations() -> None:
     world.ok(msgspec.structs.replace(declaration(), policy=Policy(sync_timeout_ms=5)))
     assert len(world.rollout("r1").attestations) == 3
     assert [event.kind for event in world.events] == ["deployment"]
+
+
+def test_a_deployment_whose_drain_has_the_defaults_has_the_bytes_of_earlier_builds() -> None:
+    world = declared()
+    world.ok(declaration())
+    record = world.state.deployments["d"]
+    policy = bytes.fromhex("92ce0036ee80ce000927c0")  # an hour and ten minutes, as builds without a drain policy wrote them
+    assert policy in encode_record(record) and msgspec.msgpack.decode(encode_record(record), type=Deployment) == record
+    data = b"".join(codec.snapshot_chunks(world.state))
+    assert policy in data and codec.restore([data]).state_hash == world.state.state_hash
+
+
+@pytest.mark.parametrize("policy", [Policy(drain_timeout_ms=60_001), Policy(drain_overdue=DrainOverdue.CANCEL)])
+def test_a_drain_policy_is_kept_over_a_snapshot_and_leaves_nothing_behind(policy: Policy) -> None:
+    world = declared()
+    world.ok(declaration())
+    before = world.state.deployments["d"]
+    world.ok(msgspec.structs.replace(declaration(), policy=policy))
+    again = codec.restore([b"".join(codec.snapshot_chunks(world.state))])
+    assert again.deployments["d"].policy == policy and again.state_hash == world.state.state_hash
+    world.ok(declaration())
+    after = world.state.deployments["d"]
+    assert encode_record(msgspec.structs.replace(after, declared_revision=before.declared_revision)) == encode_record(before)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from node_agent.desired import DeploymentView, Desired, Event, Identity, RolloutView, read
-from node_agent.plan import Change, Order, Target
+from node_agent.plan import Change, Drain, Order, Target
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.types import Phase, SideName, Stage
+from raftmeta.core.types import DrainOverdue, Phase, SideName, Stage
 
 ME = Identity("n1", "boot-1")
 V2 = Target("encoder", "2.0.0", "2" * 64, "b" * 64)
@@ -71,6 +71,17 @@ def test_the_goal_carries_the_fence_and_the_running_rollout() -> None:
     goal = made.goal(made.mine()[0], None)
     assert goal.order == Order(1, 7)
     assert goal.change == Change("r-1", Phase.PREPARING, V2, Stage.PREPARED)
+
+
+def test_the_goal_carries_how_long_a_slot_may_be_kept_and_what_happens_then() -> None:
+    def drain_of(**policy: Any) -> Drain:
+        made = desired(policy={"prepare_timeout_ms": 1} | policy)
+        return made.goal(made.mine()[0], None).drain
+
+    assert drain_of(drain_timeout_ms=1_500, drain_overdue="cancel") == Drain(1.5, DrainOverdue.CANCEL)
+    assert drain_of() == Drain(60.0, DrainOverdue.WAIT), "members of an earlier build do not say"
+    with pytest.raises(RaftmetaError, match="bad_json"):
+        drain_of(drain_overdue="kill")
 
 
 def test_what_an_earlier_start_of_the_agent_attested_does_not_count() -> None:

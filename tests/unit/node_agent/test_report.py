@@ -9,7 +9,8 @@ from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
 from node_agent.journal import ChangeRecord
 from node_agent.metrics import Meter
 from node_agent.plan import Attest, Target
-from node_agent.report import Look, NodeFacts, SlotLook
+from node_agent.report import Look, NodeFacts
+from node_agent.serving import Holder, SlotLook, VectorFrom
 from raftmeta.core.types import SideName, Stage, StageCounters
 from raftmeta.nodes import NodeStatus
 
@@ -32,6 +33,11 @@ def test_a_status_adds_what_stands_in_the_way() -> None:
     body = report.status(FACTS, [LOOK._replace(trouble="no route")], lost)
     assert body["control_plane"] == lost
     assert body["deployments"]["search"]["trouble"] == "no route"
+    assert (body["deployments"]["search"]["holders"], body["deployments"]["search"]["vector_from"]) == ([], "memory")
+    held = LOOK._replace(holders=(Holder("worker 1", 12.34), Holder("the server", None)), vector_from=VectorFrom.SERVER)
+    shown = report.status(FACTS, [held], lost)["deployments"]["search"]
+    assert shown["holders"] == [{"who": "worker 1", "seconds": 12.3}, {"who": "the server", "seconds": None}]
+    assert shown["vector_from"] == "server"
     assert body["deployments"]["search"]["version"] == "1.0.0"
 
 

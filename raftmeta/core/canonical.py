@@ -1,0 +1,24 @@
+"""The bytes of records and commands that gained fields: without them while they have their defaults.
+
+A state that nobody used the new fields in has the bytes and the hash that earlier builds gave it, so snapshots, hashes and keys of
+commands outlive the update. The decoder fills the defaults in. Values are told by their type; everything else is encoded as it is. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from raftmeta.core.types import FirstPolicy, Policy
+
+_DEFAULTS = Policy()
+_LATER = tuple(name for name in Policy.__struct_fields__ if name not in FirstPolicy.__struct_fields__)
+
+
+def with_first_policy(value: Any) -> Any:
+    """What stands for a record with a `policy` in its bytes."""
+    policy = value.policy
+    if any(getattr(policy, name) != getattr(_DEFAULTS, name) for name in _LATER):
+        return value
+    return msgspec.structs.replace(value, policy=FirstPolicy(policy.prepare_timeout_ms, policy.sync_timeout_ms))

@@ -1,0 +1,250 @@
+"""Requests that keep the old slot when it has to be rewritten: waited for and named, or ended with an answer, as the policy says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from node_agent import taking
+from node_agent.config import AgentConfig
+from node_agent.crew import Crew
+from node_agent.device.port import SlotState
+from node_agent.device.process import ProcessId, kill, start_ticks
+from node_agent.in_process import InProcess
+from node_agent.ipc import CallFailed, ConnectionLost
+from node_agent.messages import REQUEST_CANCELLED, Cancel, Done, Infer, Tensor
+from node_agent.peers import Peer
+from node_agent.plan import Change, Drain, Goal
+from node_agent.refusal import Refusal
+from node_agent.runtime import Runtime
+from node_agent.slots import WorkerGate
+from node_agent.worker import EXIT_CANCELLED, Worker
+from raftmeta.core.types import DrainOverdue, Phase, Stage
+from tests.support.first_byte import FakeEngine
+from tests.support.shm import line_of, python_process
+from tests.support.tending import TendScene, run
+from tests.unit.node_agent.test_host import Scene as HostScene
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from node_agent.device.control_block import ControlBlock
+from node_agent.slots import WorkerGate
+print(WorkerGate(ControlBlock.open(Path(sys.argv[1])), 5).enter(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def scene(tmp_path: Path, shm: Path) -> Iterator[TendScene]:
+    made = TendScene(tmp_path, shm)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hosted(tmp_path: Path, shm: Path) -> Iterator[HostScene]:
+    made = HostScene(tmp_path, shm)
+    yield made
+    FakeEngine.made.clear()
+    made.host.close()
+    made.station.close()
+
+
+async def hold_old_slot(scene: TendScene) -> WorkerGate:
+    """Worker 4 computes in slot 0, and slot 1 serves."""
+    await scene.roll(None, 1)
+    gate = WorkerGate(scene.station.block, 4)
+    assert gate.enter() == 0
+    await scene.roll(1, 2)
+    return gate
+
+
+def next_goal(scene: TendScene, drain: Drain) -> Goal:
+    """Version 3 is to be staged, into slot 0."""
+    return scene.goal(2, Change("r-3", Phase.SYNCING, scene.target(3), Stage.PREPARED))._replace(drain=drain)
+
+
+def test_by_default_requests_are_waited_for_a_minute_and_not_ended() -> None:
+    assert Drain() == (60.0, DrainOverdue.WAIT)
+
+
+def test_with_wait_the_holder_is_named_with_its_time_and_the_slot_stays_as_it_is(scene: TendScene) -> None:
+    async def work() -> None:
+        gate = await hold_old_slot(scene)
+        goal = next_goal(scene, Drain(0.05, DrainOverdue.WAIT))
+        look = await scene.rest(goal, lambda look: "slot_busy" in look.trouble)
+        assert "1 in worker 4 for " in look.trouble and look.ready
+        assert scene.crew.cancelled == []
+        held = scene.station.slot_record(0)
+        assert (held.version, held.state) == ("1.0.0", SlotState.VERIFIED)
+        gate.leave(0)
+        await scene.rest(goal)
+        assert scene.last()["stage"] == "ready" and scene.station.slot_record(0).version == "3.0.0"
+
+    run(work)
+
+
+def test_while_a_slot_drains_the_status_names_who_holds_it(scene: TendScene) -> None:
+    async def work() -> None:
+        gate = await hold_old_slot(scene)
+        goal = next_goal(scene, Drain(30.0, DrainOverdue.WAIT))
+        look = await scene.rest(goal, lambda look: bool(look.holders))
+        assert [holder.who for holder in look.holders] == ["worker 4"] and look.holders[0].seconds is not None
+        gate.leave(0)
+
+    run(work)
+
+
+def test_with_cancel_the_holder_is_ended_once_the_time_is_over_and_the_version_is_staged(scene: TendScene) -> None:
+    async def work() -> None:
+        gate = await hold_old_slot(scene)
+        scene.crew.on_cancel = lambda: gate.leave(0)
+        await scene.rest(next_goal(scene, Drain(0.05, DrainOverdue.CANCEL)))
+        assert scene.crew.cancelled == [(0, 4)]
+        assert scene.last()["stage"] == "ready" and scene.station.slot_record(0).version == "3.0.0"
+
+    run(work)
+
+
+def test_with_cancel_a_slot_that_drains_in_time_ends_nobody(scene: TendScene) -> None:
+    async def work() -> None:
+        gate = await hold_old_slot(scene)
+        gate.leave(0)
+        await scene.rest(next_goal(scene, Drain(5.0, DrainOverdue.CANCEL)))
+        assert scene.crew.cancelled == [] and scene.last()["stage"] == "ready"
+
+    run(work)
+
+
+def test_a_holder_that_does_not_let_go_although_it_was_ended_keeps_the_slot(scene: TendScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taking, "CANCELLED_S", 0.05)
+
+    async def work() -> None:
+        gate = await hold_old_slot(scene)
+        look = await scene.rest(next_goal(scene, Drain(0.05, DrainOverdue.CANCEL)), lambda look: "slot_busy" in look.trouble)
+        assert scene.crew.cancelled and look.ready
+        assert scene.station.slot_record(0).version == "1.0.0"
+        gate.leave(0)
+
+    run(work)
+
+
+def test_nothing_is_ended_in_the_slot_that_serves(scene: TendScene) -> None:
+    async def work() -> None:
+        gate = await hold_old_slot(scene)
+        with pytest.raises(Refusal, match="slot_active"):
+            await scene.tender.serving.cancel(1)
+        assert scene.crew.cancelled == []
+        gate.leave(0)
+
+    run(work)
+
+
+def test_a_worker_that_does_not_answer_when_it_is_told_to_end_is_killed(scene: TendScene) -> None:
+    class DeafCrew(Crew):
+        def __init__(self) -> None: ...
+
+        async def cancel(self, deployment: str, slot: int, worker: int) -> bool:
+            return False
+
+    async def work() -> None:
+        await scene.roll(None, 1)
+        with python_process(HOLD, str(scene.station.block.path)) as process:
+            assert line_of(process) == "0"
+            await scene.roll(1, 2)
+            await InProcess(scene.station, DeafCrew(), "kernel 1").cancel(0)
+            assert process.wait(10) == -9
+            assert scene.station.held(0), "its place is freed by the supervisor, which knows that it ended"
+
+    run(work)
+
+
+def test_a_process_that_got_the_number_of_an_ended_one_is_not_killed() -> None:
+    with python_process("import time; print('here', flush=True); print(input(), flush=True); time.sleep(60)") as process:
+        assert line_of(process) == "here"
+        started = start_ticks(process.pid)
+        assert started is not None
+        kill(ProcessId(process.pid, started - 1))
+        assert process.stdin is not None
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert line_of(process) == "go on", "another process was killed"
+        kill(ProcessId(process.pid, started))
+        assert process.wait(10) == -9
+
+
+def test_a_request_in_the_old_slot_gets_503_with_a_code_of_its_own_and_its_worker_ends(hosted: HostScene) -> None:
+    for number, slot in ((1, 0), (2, 1)):
+        hosted.stage(number, slot)
+        hosted.load(number, slot)
+    hosted.switch(1, 0)
+    began, go_on = threading.Event(), threading.Event()
+
+    def during() -> None:
+        began.set()
+        assert go_on.wait(30)
+
+    FakeEngine.made[0].during = during
+
+    async def work() -> None:
+        values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": hosted.memory.root}
+        runtime = Runtime(AgentConfig(**values), "boot-1", 8100)  # type: ignore[arg-type]
+        runtime.run_dir.mkdir(parents=True, exist_ok=True)
+        left: list[int] = []
+        running = asyncio.create_task(Worker(0, hosted.host, left.append).run(runtime))
+        peer = Peer(runtime.worker_socket(0), lambda: None)
+        keeping = asyncio.create_task(peer.keep_connected())
+        async with asyncio.timeout(10):
+            while not peer.served:
+                await asyncio.sleep(0.005)
+        inputs = (Tensor("x", "INT64", (1,), bytes(8)),)
+        asked = asyncio.create_task(peer.call(lambda n: Infer(n, "search", "", inputs, ()), 20.0))
+        queued = asyncio.create_task(peer.call(lambda n: Infer(n, "search", "", inputs, ()), 20.0))
+        assert await asyncio.to_thread(began.wait, 10)
+        hosted.switch(2, 1)
+        crew = Crew([peer], Peer(runtime.prober_socket(), lambda: None), 1.0)
+
+        assert isinstance(await peer.call(lambda n: Cancel(n, "search", 1), 5.0), Done)
+        assert isinstance(await peer.call(lambda n: Cancel(n, "other", 0), 5.0), Done)
+        assert left == [] and not asked.done(), "what computes elsewhere was ended"
+
+        assert await crew.cancel("search", 0, 0)
+        with pytest.raises(CallFailed) as failed:
+            await asked
+        assert (failed.value.fault.status, failed.value.fault.code) == (503, REQUEST_CANCELLED)
+        assert "slot 0" in failed.value.fault.detail
+        assert left == [EXIT_CANCELLED] and hosted.station.held(0), "the memory counts as used until the process has ended"
+        go_on.set()
+        assert not isinstance(await queued, Exception)
+        await asyncio.to_thread(hosted.station.drain, 0, 10.0)
+        assert await crew.cancel("search", 0, 0) and left == [EXIT_CANCELLED], "nothing computes there any more"
+        runtime.stopping.set()
+        await running
+        keeping.cancel()
+        with suppress(ConnectionLost):
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_a_worker_that_is_lost_while_it_is_told_to_end_has_ended_and_a_silent_one_has_not() -> None:
+    class GonePeer:
+        async def call(self, make: object, timeout_s: float) -> object:
+            raise self.error
+
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+    async def work() -> None:
+        for error, ended in ((ConnectionLost("gone"), True), (TimeoutError(), False)):
+            assert await Crew([GonePeer(error)], GonePeer(error), 1.0).cancel("search", 0, 0) is ended  # type: ignore[list-item, arg-type]
+
+    asyncio.run(work())
