@@ -18,14 +18,15 @@ from typing import Any
 
 from consistency import vector
 from consistency.artifact_files import Found, Listing, Skipped, list_files, open_inside, refuse, role_of, shown, verify_unchanged
-from raftmeta.core import safetensors
+from raftmeta import strict_json
+from raftmeta.core import module_description, safetensors
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import FORMAT, FileEntry, Manifest, TensorEntry, faults
 
 _PIECE_BYTES = 4 << 20  # read at a time: large against a system call, small against the cache of both hashing threads
 _INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
-_NEEDED_FILES = {"hf": "config.json"}  # engine -> a file without which it cannot bind
+_NEEDED_FILES = {"hf": "config.json", "torch_module": module_description.FILE}  # engine -> a file without which it cannot bind
 
 FindUnbound = Callable[[Path, Sequence[str]], Iterable[str]]  # root, tensor names -> those that no module takes
 
@@ -68,6 +69,8 @@ def build_manifest(
     tensors = _merge(reader.tensors)
     for name, content in reader.indexes.items():
         _check_index(name, content, tensors)
+    if engine == "torch_module":
+        _check_description(listing.root, tensors, unbound or ())
     if unbound is None:
         assert hooks.find_unbound is not None
         unbound = tuple(hooks.find_unbound(listing.root, sorted(tensors)))
@@ -83,6 +86,21 @@ def _check_needed(engine: str, root: Path, names: Sequence[str]) -> None:
     below = [PurePosixPath(name).parent for name in names if PurePosixPath(name).name == needed]
     found = f"it stands in {str(root / below[0])!r}: publish that directory" if below else f"found {shown(names)}"
     refuse(needed, f"is missing in {str(root)!r}; the engine {engine!r} cannot bind without it: {found}")
+
+
+def _check_description(root: Path, tensors: dict[str, TensorEntry], unbound: Sequence[str]) -> None:
+    """A node would refuse the version; this tells it while there is somebody who can mend it."""
+    if unbound:
+        refuse(module_description.FILE, f"asks for every tensor, and {unbound[0]!r} is declared unbound")
+    with (root / module_description.FILE).open("rb") as file:
+        data = file.read(module_description.MAX_BYTES + 1)
+    try:
+        described = module_description.read(strict_json.loads(data, module_description.MAX_BYTES, module_description.MAX_DEPTH))
+    except RaftmetaError as cause:
+        raise RaftmetaError("bad_manifest", cause.detail) from cause
+    fault = module_description.tensor_fault(described.tensors, {name: (item.dtype, tuple(item.shape)) for name, item in tensors.items()})
+    if fault:
+        refuse(module_description.FILE, f"does not fit the tensors beside it: {fault}")
 
 
 def _assemble(

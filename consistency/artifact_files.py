@@ -26,7 +26,7 @@ _EXPECTED = f"expected the directory of a model, which holds *{WEIGHTS_SUFFIX} a
 _MAX_SHOWN = 6  # names in an error
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 _OTHER_WEIGHTS = (".h5", ".msgpack", ".onnx", ".gguf", ".ggml", ".ot", ".tflite", ".npz", ".mlmodel")
-_CONFIG = ("config.json", "*_config.json", "config_*.json", "modules.json", "*.index.json")
+_CONFIG = ("config.json", "*_config.json", "config_*.json", "modules.json", "*.index.json", "raftmeta_module.json")
 _TOKENIZER = (
     "tokenizer*.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.*",
     "tokenizer.model", "spiece.model", "sentencepiece*.model", "*.tiktoken",

@@ -31,6 +31,7 @@ from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.client import STALE, Reply
+from raftmeta.core import module_description
 from raftmeta.core import probes as core_probes
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import LABEL, NAME, Manifest
@@ -63,7 +64,12 @@ class PublishOptions(MemberOptions):
     probes: Annotated[
         Path | None, typer.Option("--probes", metavar="FILE", help="Answers that nodes have to match, as `raftmeta probe` writes them.")
     ] = None
-    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="The agent's engine that serves it.")] = "hf"
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", metavar="NAME", help="The agent's engine that serves it; else torch_module where DIR describes a module, or hf."
+        ),
+    ] = None
 
 
 def _publish(options: PublishOptions) -> int:
@@ -75,12 +81,13 @@ def _publish(options: PublishOptions) -> int:
     _check_names(options)
     probes = () if options.probes is None else read_probes(options.probes)
     asyncio.run(_reach(options))
+    engine = options.engine or engine_of(options.directory)
     with _Shown(quiet=options.json) as shown:
-        hooks = Hooks(progress=shown.progress, skipped=shown.skipped, find_unbound=_finder(options, shown.say))
+        hooks = Hooks(progress=shown.progress, skipped=shown.skipped, find_unbound=_finder(engine, shown.say))
         manifest = build_manifest(
             options.directory,
             sources=options.source or [f"{options.directory.resolve().as_uri()}/"],
-            engine=options.engine,
+            engine=engine,
             unbound=[] if options.all_bound else options.unbound,
             hooks=hooks,
         )
@@ -140,9 +147,16 @@ def _check_names(options: PublishOptions) -> None:
         raise UsageFault("--unbound and --all-bound contradict each other", "give one of them, or neither to find out")
 
 
-def _finder(options: PublishOptions, say: Callable[[str], None]) -> FindUnbound | None:
-    """For the engine "hf", where its libraries are installed."""
-    if options.engine != "hf" or not unbound_hf.available():
+def engine_of(directory: Path) -> str:
+    """The engine that a directory is made for, by the file that it cannot do without."""
+    return "torch_module" if (directory / module_description.FILE).is_file() else "hf"
+
+
+def _finder(engine: str, say: Callable[[str], None]) -> FindUnbound | None:
+    """For the engine "hf", where its libraries are installed; a described module takes every tensor."""
+    if engine == "torch_module":
+        return lambda root, names: []
+    if engine != "hf" or not unbound_hf.available():
         return None
 
     def find(root: Path, names: Sequence[str]) -> list[str]:

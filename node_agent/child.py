@@ -73,7 +73,7 @@ async def _front(runtime: Runtime, listen_fd: int) -> None:
 async def _worker(runtime: Runtime, index: int) -> None:
     import torch
 
-    from node_agent.engine.hf import HfEngine
+    from node_agent.engine.known import ENGINES
     from node_agent.host import Host
     from node_agent.loading import Loader
     from node_agent.store import Store
@@ -83,7 +83,7 @@ async def _worker(runtime: Runtime, index: int) -> None:
     config = runtime.config
     torch.set_num_threads(config.threads)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    loader = Loader(Store(config.store_dir, config.store_quota_bytes), {"hf": HfEngine})
+    loader = Loader(Store(config.store_dir, config.store_quota_bytes), ENGINES)
     host = Host(index, (config.store_dir, config.arena_dir), loader)
     await Worker(index, host).run(runtime)
 

@@ -18,7 +18,7 @@ import typer
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import JsonOptions, command
-from raftmeta.core import probes
+from raftmeta.core import module_description, probes
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.probes import Probe, ProbeTensor
 
@@ -48,6 +48,8 @@ def _probe(options: ProbeOptions) -> int:
     """Run a directory of weights and write its answers down as probes, which nodes have to match before they serve the version."""
     if not options.directory.is_dir():
         raise UsageFault(f"{options.directory} is no directory", "name the directory that will be published")
+    if (options.directory / module_description.FILE).is_file():
+        raise UsageFault(f"{options.directory} describes a module that takes no text", "publish it without probes, or with your own")
     made = answers(options.directory, tuple(options.text or TEXTS), options)
     faults = list(probes.faults([made]))
     if faults:

@@ -69,18 +69,18 @@ def _load_libraries() -> None:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-    import node_agent.engine.hf  # noqa: F401
+    import node_agent.engine.known  # noqa: F401
 
 
 def _prove(config: AgentConfig, call: Prove) -> Reply:
     import torch
 
-    from node_agent.engine.hf import HfEngine
+    from node_agent.engine.known import ENGINES
     from node_agent.loading import Loader
     from node_agent.prober import ProbePlaces, Prober
     from node_agent.store import Store
 
     torch.set_num_threads(config.threads)
-    loader = Loader(Store(config.store_dir, config.store_quota_bytes), {"hf": HfEngine})
+    loader = Loader(Store(config.store_dir, config.store_quota_bytes), ENGINES)
     places = ProbePlaces(config.store_dir, config.arena_dir, config.warm_limit_s, kernel(), config.threads)
     return Prober(places, loader).prove(call)

@@ -12,8 +12,10 @@ import pytest
 
 from raftmeta.cli.main import main
 from raftmeta.core.manifest import Manifest, faults, pack, summarize
+from raftmeta.core.module_description import FILE
+from tests.support.described_module import chain
 from tests.support.stub_http import Answer, StubServer, always, problem, stub_server
-from tests.support.weights import file_bytes, tiny_tensors, write_model
+from tests.support.weights import file_bytes, safetensors_bytes, tiny_tensors, write_model
 
 PATH = "/v1/models/tiny/versions/1.0.0"
 
@@ -67,6 +69,44 @@ def test_sources_and_engine_are_those_that_were_given(stub: StubServer, root: Pa
     )
     manifest = sent(stub)
     assert (manifest.sources, manifest.engine) == (("https://store.example/tiny/", "file:///mnt/tiny/"), "plain")
+
+
+def described(root: Path) -> Path:
+    """A directory that describes its module, one layer."""
+    root.mkdir()
+    layers = [{"name": "a", "type": "Linear", "in_features": 2, "out_features": 2, "bias": False}]
+    (root / FILE).write_text(json.dumps(chain(input={"name": "x", "datatype": "FP32", "row": [2]}, layers=layers)))
+    (root / "w.safetensors").write_bytes(safetensors_bytes({"a.weight": ("F32", (2, 2), bytes(16))}))
+    return root
+
+
+def test_a_directory_that_describes_its_module_gets_that_engine_and_binds_every_tensor(stub: StubServer, tmp_path: Path) -> None:
+    assert run(stub, described(tmp_path / "m"), "--json") == 0
+    manifest = sent(stub)
+    assert faults(manifest) == []
+    assert (manifest.engine, manifest.unbound) == ("torch_module", ())
+    assert [(file.name, file.role) for file in manifest.files] == [(FILE, "config"), ("w.safetensors", "weights")]
+
+
+@pytest.mark.parametrize(
+    ("words", "description", "reason"),
+    [
+        (["--json"], '{"format": "raftmeta-module-1"}', "missing required field"),
+        (["--json"], "{", "not strict JSON"),
+        (["--json"], json.dumps(chain()), "does not fit the tensors beside it: tensor 'a.weight'"),
+        (["--json", "--unbound", "a.weight"], "", "asks for every tensor"),
+    ],
+)
+def test_a_description_that_no_node_would_take_is_refused_and_nothing_is_sent(
+    stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], description: str, reason: str
+) -> None:
+    root = described(tmp_path / "m")
+    if description:
+        (root / FILE).write_text(description)
+    assert run(stub, root, *words) != 0
+    captured = capsys.readouterr()
+    assert reason in captured.out + captured.err
+    assert [request for request in stub.requests if request[0] != "GET"] == []
 
 
 def test_what_is_left_out_is_told(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,7 @@ def test_with_cancel_the_holder_is_ended_once_the_time_is_over_and_the_version_i
         scene.crew.on_cancel = lambda: gate.leave(0)
         await scene.rest(next_goal(scene, Drain(0.05, DrainOverdue.CANCEL)))
         assert scene.crew.cancelled == [(0, 4)]
+        assert scene.crew.released == [0, -1, 1, 0], "the workers forget the slot before it is rewritten"
         assert scene.last()["stage"] == "ready" and scene.station.slot_record(0).version == "3.0.0"
 
     run(work)

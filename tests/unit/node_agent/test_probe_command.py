@@ -14,6 +14,7 @@ from node_agent.probe_command import TEXTS, ProbeOptions, answers
 from raftmeta.cli.main import main
 from raftmeta.core import probes
 from raftmeta.core.probes import Probe
+from tests.support.described_module import write_version
 from tests.support.tiny_encoder import write_encoder
 
 
@@ -62,3 +63,9 @@ def test_a_directory_that_cannot_be_run_is_an_error_and_no_file(tmp_path: Path, 
     assert not (tmp_path / "probes.json").exists()
     assert main(["probe", str(tmp_path / "none")]) == 3
     assert main(["probe", str(directory), "--limit", "7"]) == 3
+
+
+def test_a_directory_that_describes_its_module_is_told_that_it_takes_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write_version(tmp_path / "v1")
+    assert main(["probe", str(directory)]) == 3
+    assert "describes a module that takes no text" in capsys.readouterr().err
