@@ -89,6 +89,8 @@ class Crew:
 
     async def cancel(self, deployment: str, slot: int, worker: int) -> bool:
         """End what this worker computes in the slot. False when it does not even answer."""
+        if worker >= len(self._peers):
+            return False  # of an earlier start with more workers
         result = await _call(self._peers[worker], lambda n: Cancel(n, deployment, slot), CANCEL_S)
         if isinstance(result, CallFailed):
             raise result

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 
-from node_agent.crew import Crew, WorkersLag
+from node_agent.crew import Crew
 from node_agent.journal import Proof
 from node_agent.plan import Order, Target
 from node_agent.refusal import Refusal
@@ -19,7 +19,7 @@ from node_agent.serving import Abilities, DrainKnown, Holder, Reading, SlotLook,
 from node_agent.station import Station
 from raftmeta.core.types import StageCounters
 
-LEAST_S = 0.05  # for an idle worker to answer, when the gate took nearly all of the time
+POLL_S = 0.005  # between looks at who uses a slot
 
 
 class InProcess:
@@ -53,15 +53,25 @@ class InProcess:
     # --- doing
 
     async def drain(self, slot: int, limit_s: float) -> None:
-        """What is in the gate first, then what computes beside it: a worker answers for its slot once it computes nothing."""
+        """What is in the gate first, then what computes beside it: a worker answers for its slot once it computes nothing.
+
+        A worker that is busy elsewhere is waited for as long as a worker may take to answer, whatever the limit.
+        """
         deadline = time.monotonic() + limit_s
-        await asyncio.to_thread(self.station.drain, slot, limit_s)
+        while not self.station.drained(slot) and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+        self.station.require_drained(slot)
         self.station.forget_warm(slot)
+        forgetting = asyncio.ensure_future(self._crew.release(self._name, slot))
         try:
-            await self._crew.release(self._name, slot, max(LEAST_S, deadline - time.monotonic()))
-        except WorkersLag as cause:
-            held = ", ".join(map(str, self.holders(slot)))
-            raise Refusal("slot_busy", f"slot {slot}", "no request beside the gate", held or str(cause)) from cause
+            await asyncio.wait({forgetting}, timeout=max(POLL_S, deadline - time.monotonic()))
+            while not forgetting.done():
+                if held := ", ".join(map(str, self.holders(slot))):
+                    raise Refusal("slot_busy", f"slot {slot}", "no request beside the gate", held)
+                await asyncio.wait({forgetting}, timeout=POLL_S)
+            forgetting.result()
+        finally:
+            forgetting.cancel()
 
     async def cancel(self, slot: int) -> None:
         """A worker cannot interrupt what it computes: it answers the request with its end, and ends."""
@@ -70,7 +80,7 @@ class InProcess:
         for held in self.station.held(slot):
             if not await self._crew.cancel(self._name, slot, held.worker):
                 log.error("worker_killed", deployment=self._name, worker=held.worker, reason="it did not answer when it was told to end")
-                await asyncio.to_thread(self.station.end_worker, held.worker)
+                self.station.end_holder(slot, held.worker)
 
     def holders(self, slot: int) -> tuple[Holder, ...]:
         return tuple(Holder(f"worker {held.worker}", held.seconds) for held in self.station.held(slot))

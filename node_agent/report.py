@@ -28,7 +28,7 @@ class Look(NamedTuple):
     goal: str  # label that is committed, "" when unknown
     doing: str  # the step being taken
     trouble: str  # why it does not advance
-    holders: tuple[Holder, ...] = ()  # who uses the slot that is to be rewritten
+    holders: tuple[Holder, ...] = ()  # who uses a slot that does not serve
     vector_from: VectorFrom = VectorFrom.MEMORY
 
 

@@ -43,7 +43,7 @@ from raftmeta.core.manifest import Manifest, pack
 from raftmeta.core.types import StageCounters
 
 TURN_S = 60.0  # to write, while a thread that was given up still does
-SETTLE_S = 1.0  # of a slot that was drained before: a worker that looked at the active word just then enters and leaves
+SETTLE_S = 0.05  # a worker that looked at the active word before a switch announces itself in the old slot and withdraws
 
 
 @dataclass(frozen=True)
@@ -157,18 +157,22 @@ class Station:
         if self._arena.notice:
             log.warning("arena_placed_anywhere", deployment=self.name, reason=self._arena.notice)
 
-    def drain(self, slot: int, limit_s: float) -> None:
-        """Until no request uses the slot. Raises Refusal slot_active, or slot_busy past the limit."""
-        self._switch.wait_drained(slot, time.monotonic() + limit_s)
+    def drained(self, slot: int) -> bool:
+        """No request uses the slot, and none can enter it. Raises Refusal slot_active."""
+        return self._switch.drained(slot)
+
+    def require_drained(self, slot: int) -> None:
+        """Raises Refusal slot_active, or slot_busy with who uses the slot. Waits only for who looked at the active word just now."""
+        self._switch.wait_drained(slot, time.monotonic() + SETTLE_S)
 
     def held(self, slot: int) -> tuple[SlotHeld, ...]:
         """Who computes in a slot."""
         return self._switch.held(slot, self._places.clock_ns())
 
-    def end_worker(self, worker: int) -> None:
-        """Kill a worker that answers nobody any more; its supervisor frees its place and starts another."""
+    def end_holder(self, slot: int, worker: int) -> None:
+        """Kill a worker that answers nobody and still uses the slot; its supervisor frees its place and starts another."""
         row = self.block.row(worker)
-        if row is not None:
+        if row is not None and (row.in_flight[slot] or row.since_ns[slot]):
             kill(row.process)
 
     def stage(self, work: Staging, given_up: Callable[[], bool] = lambda: False) -> StageCounters:
@@ -181,7 +185,7 @@ class Station:
             if given_up():
                 raise Refusal("slot_busy", f"slot {work.slot}", "staging that is still wanted", "staging that was given up")
             device = CpuDevice(self._need_arena())
-            self.drain(work.slot, SETTLE_S)
+            self.require_drained(work.slot)
             self._warmed.pop(work.slot, None)
             known = self._freshness.take(work.slot)
             how = Manner(self._pace(), {name: item.entry for name, item in known.items()})

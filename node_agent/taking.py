@@ -24,6 +24,7 @@ from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
 from node_agent.runtime import log
 from node_agent.serving import Abilities, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched
+from node_agent.trouble import STEP_FAULTS
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.types import DrainOverdue, Stage, StageCounters
@@ -141,12 +142,13 @@ class Taker:
         self._serving = serving
         self._means = means
         self._cancel = threading.Event()  # set while files are fetched or made ready: stop
+        self._writing = False  # into a slot: nothing stops it
         self._readying = False  # files are being written: `_cancel` stops it, nothing else may
 
     def abandon(self, step: Step) -> bool:
         """Nobody wants the step that is being taken any more. True when its task may be cancelled: nothing is left half done."""
         self._cancel.set()
-        return isinstance(step, Warm | AwaitWorkers) and not self._readying
+        return not self._writing and not self._readying and isinstance(step, StageInto | Warm | AwaitWorkers)
 
     async def take(self, step: Step, goal: Goal) -> None:
         match step:
@@ -161,7 +163,7 @@ class Taker:
             case SwitchTo():
                 await self._switch(step, goal)
             case AwaitWorkers():
-                await self._await_answers(step.target)
+                await self._await_answers(step.target, goal)
             case Obey():
                 await asyncio.to_thread(self._remembered.remember, fence=step.order, obeyed=step.target)
             case Attest():
@@ -182,6 +184,7 @@ class Taker:
         await self._drain(step.slot, goal)
         change = self._change_record(goal, step.target)
         fetched = 0 if change is None else change.counters.bytes_fetched
+        self._writing = True
         try:
             counters = await self._serving.stage(Staging(step.target, manifest, step.slot, goal.order, _change_id(goal), fetched))
         except Refusal as refusal:
@@ -189,6 +192,8 @@ class Taker:
             if refusal.kind == "vector_mismatch":
                 await self._means.provider.discard_rotten(step.target)
             raise
+        finally:
+            self._writing = False
         if change is not None:
             await asyncio.to_thread(self._remembered.remember, change=msgspec.structs.replace(change, counters=counters))
         log.info("staged", deployment=goal.deployment, version=step.target.label, slot=step.slot, **report.counters(counters))
@@ -203,6 +208,15 @@ class Taker:
             log.warning("requests_cancelled", deployment=goal.deployment, slot=slot, holders=list(map(str, self._serving.holders(slot))))
             await self._serving.cancel(slot)
             await self._serving.drain(slot, CANCELLED_S)
+
+    async def _end_overdue(self, goal: Goal) -> None:
+        """End what has used a slot that does not serve for longer than it may."""
+        for slot, look in enumerate(self._serving.slots()):
+            holders = () if look.active else self._serving.holders(slot)
+            overdue = [str(holder) for holder in holders if holder.seconds is not None and holder.seconds >= goal.drain.limit_s]
+            if overdue:
+                log.warning("requests_cancelled", deployment=goal.deployment, slot=slot, holders=overdue)
+                await self._serving.cancel(slot)
 
     async def _warm(self, step: Warm, goal: Goal) -> None:
         self._cancel.clear()
@@ -229,14 +243,21 @@ class Taker:
         done = await self._serving.switch(step.target, step.slot)
         call_us = -int(-done.call_us // 1)
         log.info("switched", deployment=goal.deployment, version=step.target.label, slot=step.slot, epoch=done.epoch, call_us=call_us)
-        await self._await_answers(step.target)  # at once: the lag runs until they answer
+        await self._await_answers(step.target, goal)  # at once: the lag runs until they answer
         change = self._change_record(goal, step.target)
         if change is not None:
             await self._count(change, switch_call_us=max(change.counters.switch_call_us, call_us))
 
-    async def _await_answers(self, target: Target) -> None:
+    async def _await_answers(self, target: Target, goal: Goal) -> None:
+        """A request that does not leave the old slot keeps its worker from answering: the time to drain holds for it too."""
         epoch = (await asyncio.to_thread(self._serving.look, None)).epoch
-        await self._serving.answering(target, ACKNOWLEDGE_S)
+        cancels = goal.drain.overdue is DrainOverdue.CANCEL
+        try:
+            await self._serving.answering(target, min(ACKNOWLEDGE_S, goal.drain.limit_s) if cancels else ACKNOWLEDGE_S)
+        except STEP_FAULTS:
+            if cancels:
+                await self._end_overdue(goal)
+            raise
         await asyncio.to_thread(self._remembered.note_answering, target)
         self.answering = target, epoch
 

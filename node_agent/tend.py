@@ -55,13 +55,14 @@ class Tender:
             return
         if goal.order > self._newest and not goal.offline:
             self._newest, self._taker.seen_ns = goal.order, time.monotonic_ns()
+        waits_otherwise = isinstance(self._step, StageInto) and self._goal is not None and self._goal.drain != goal.drain
         self._goal = goal
         self.idle = False
         self._tries = 0
-        if self._step is not None and not _wants(goal, self._step.target):
+        if self._step is not None and (waits_otherwise or not _wants(goal, self._step.target)):
             may_cancel = self._taker.abandon(self._step)
             if may_cancel and self._taking is not None:
-                self._taking.cancel()  # waits for workers, perhaps long
+                self._taking.cancel()  # waits for workers or requests, perhaps long
         self._wake.set()
 
     def kick(self) -> None:
@@ -87,7 +88,7 @@ class Tender:
         """For heartbeats and status."""
         record, slots = self.remembered.record, self.serving.slots()
         goal = "" if self._goal is None or self._goal.committed is None else self._goal.committed.label
-        holders = self.serving.holders(self._step.slot) if isinstance(self._step, StageInto) else ()
+        holders = tuple(holder for slot, look in enumerate(slots) if not look.active for holder in self.serving.holders(slot))
         told = self.serving.abilities.vector_from
         return Look(
             record.name, record.model, record.side, slots, self._ready, record.lag_ms, goal, self.doing, self.trouble, holders, told

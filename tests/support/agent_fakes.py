@@ -31,6 +31,7 @@ class FakeCrew(Crew):
         self.released: list[int] = []
         self.cancelled: list[tuple[int, int]] = []  # slot, worker
         self.on_cancel: Callable[[], None] = lambda: None
+        self.behind: Callable[[], bool] = lambda: False  # a worker computes and does not answer
         self.refuse: Exception | None = None
         self.block: asyncio.Event | None = None  # loading waits for it
         self.station: Station | None = None
@@ -67,7 +68,7 @@ class FakeCrew(Crew):
     async def acknowledged(self, deployment: str, target: Target, timeout_s: float) -> None:
         assert self.station is not None and self.station.active is not None
         held = self.slots.get(self.station.active)
-        if held != target:
+        if held != target or self.behind():
             raise WorkersLag(f"they answer with {held}")
 
 

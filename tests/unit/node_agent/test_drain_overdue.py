@@ -27,6 +27,7 @@ from node_agent.runtime import Runtime
 from node_agent.slots import WorkerGate
 from node_agent.worker import EXIT_CANCELLED, Worker
 from raftmeta.core.types import DrainOverdue, Phase, Stage
+from tests.support.agent_fakes import FakeCrew
 from tests.support.first_byte import FakeEngine
 from tests.support.shm import line_of, python_process
 from tests.support.tending import TendScene, run
@@ -103,6 +104,32 @@ def test_while_a_slot_drains_the_status_names_who_holds_it(scene: TendScene) -> 
     run(work)
 
 
+@pytest.mark.parametrize("why", ["nobody wants the version", "less time"])
+def test_waiting_for_a_slot_ends_at_once_when(scene: TendScene, why: str) -> None:
+    async def work() -> None:
+        gate = await hold_old_slot(scene)
+        goal = next_goal(scene, Drain(3600.0, DrainOverdue.WAIT))
+        scene.tender.want(goal)
+        task = asyncio.create_task(scene.tender.run())
+        async with asyncio.timeout(10):
+            while not scene.tender.look().holders:
+                await asyncio.sleep(0.01)
+            if why == "less time":
+                scene.tender.want(goal._replace(drain=Drain(0.05, DrainOverdue.WAIT)))
+                while "slot_busy" not in scene.tender.trouble:
+                    await asyncio.sleep(0.01)
+            else:
+                scene.tender.want(scene.goal(2))
+                while not scene.tender.idle:
+                    await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert scene.station.slot_record(0).version == "1.0.0" and scene.tender.look().ready
+        gate.leave(0)
+
+    run(work)
+
+
 def test_with_cancel_the_holder_is_ended_once_the_time_is_over_and_the_version_is_staged(scene: TendScene) -> None:
     async def work() -> None:
         gate = await hold_old_slot(scene)
@@ -121,6 +148,46 @@ def test_with_cancel_a_slot_that_drains_in_time_ends_nobody(scene: TendScene) ->
         gate.leave(0)
         await scene.rest(next_goal(scene, Drain(5.0, DrainOverdue.CANCEL)))
         assert scene.crew.cancelled == [] and scene.last()["stage"] == "ready"
+
+    run(work)
+
+
+@pytest.mark.parametrize("overdue", list(DrainOverdue))
+def test_a_request_that_keeps_its_worker_from_answering_after_a_switch_is_treated_alike(scene: TendScene, overdue: DrainOverdue) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        gate = WorkerGate(scene.station.block, 4)
+        assert gate.enter() == 0
+        scene.crew.behind = lambda: scene.station.active == 1 and bool(scene.station.held(0))
+        scene.crew.on_cancel = lambda: gate.leave(0)
+        change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
+        await scene.rest(scene.goal(1, change))
+        scene.revision += 3
+        goal = scene.goal(2, change._replace(phase=Phase.COMMITTING, attested=Stage.READY))._replace(drain=Drain(0.05, overdue))
+        if overdue is DrainOverdue.WAIT:
+            look = await scene.rest(goal, lambda look: "workers_lag" in look.trouble)
+            assert [holder.who for holder in look.holders] == ["worker 4"] and scene.crew.cancelled == []
+            gate.leave(0)
+        await scene.rest(goal)
+        assert scene.crew.cancelled == ([(0, 4)] if overdue is DrainOverdue.CANCEL else [])
+        assert scene.last()["stage"] == "active"
+
+    run(work)
+
+
+def test_a_request_that_has_time_left_is_not_ended_because_a_worker_does_not_answer(scene: TendScene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        gate = WorkerGate(scene.station.block, 4)
+        assert gate.enter() == 0
+        scene.crew.behind = lambda: scene.station.active == 1
+        change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
+        await scene.rest(scene.goal(1, change))
+        scene.revision += 3
+        goal = scene.goal(2, change._replace(phase=Phase.COMMITTING, attested=Stage.READY))
+        await scene.rest(goal._replace(drain=Drain(60.0, DrainOverdue.CANCEL)), lambda look: "workers_lag" in look.trouble)
+        assert scene.crew.cancelled == []
+        gate.leave(0)
 
     run(work)
 
@@ -150,9 +217,7 @@ def test_nothing_is_ended_in_the_slot_that_serves(scene: TendScene) -> None:
 
 
 def test_a_worker_that_does_not_answer_when_it_is_told_to_end_is_killed(scene: TendScene) -> None:
-    class DeafCrew(Crew):
-        def __init__(self) -> None: ...
-
+    class DeafCrew(FakeCrew):
         async def cancel(self, deployment: str, slot: int, worker: int) -> bool:
             return False
 
@@ -200,7 +265,15 @@ def test_a_request_in_the_old_slot_gets_503_with_a_code_of_its_own_and_its_worke
         runtime = Runtime(AgentConfig(**values), "boot-1", 8100)  # type: ignore[arg-type]
         runtime.run_dir.mkdir(parents=True, exist_ok=True)
         left: list[int] = []
-        running = asyncio.create_task(Worker(0, hosted.host, left.append).run(runtime))
+
+        def leave(status: int) -> None:
+            """What an end of the process does to its connections."""
+            left.append(status)
+            for writer in tuple(worker._server._writers):
+                writer.transport.abort()
+
+        worker = Worker(0, hosted.host, leave)
+        running = asyncio.create_task(worker.run(runtime))
         peer = Peer(runtime.worker_socket(0), lambda: None)
         keeping = asyncio.create_task(peer.keep_connected())
         async with asyncio.timeout(10):
@@ -223,10 +296,17 @@ def test_a_request_in_the_old_slot_gets_503_with_a_code_of_its_own_and_its_worke
         assert (failed.value.fault.status, failed.value.fault.code) == (503, REQUEST_CANCELLED)
         assert "slot 0" in failed.value.fault.detail
         assert left == [EXIT_CANCELLED] and hosted.station.held(0), "the memory counts as used until the process has ended"
+        with pytest.raises(ConnectionLost):
+            await queued  # the front asks another worker
         go_on.set()
-        assert not isinstance(await queued, Exception)
-        await asyncio.to_thread(hosted.station.drain, 0, 10.0)
+        async with asyncio.timeout(10):
+            while not hosted.station.drained(0):
+                await asyncio.sleep(0.005)
+        async with asyncio.timeout(10):
+            while not peer.connected:
+                await asyncio.sleep(0.005)
         assert await crew.cancel("search", 0, 0) and left == [EXIT_CANCELLED], "nothing computes there any more"
+        assert hosted.host.computing_in("search", 0) is None
         runtime.stopping.set()
         await running
         keeping.cancel()
@@ -246,6 +326,7 @@ def test_a_worker_that_is_lost_while_it_is_told_to_end_has_ended_and_a_silent_on
 
     async def work() -> None:
         for error, ended in ((ConnectionLost("gone"), True), (TimeoutError(), False)):
+            assert not await Crew([], GonePeer(error), 1.0).cancel("search", 0, 0), "no worker of this start"  # type: ignore[arg-type]
             assert await Crew([GonePeer(error)], GonePeer(error), 1.0).cancel("search", 0, 0) is ended  # type: ignore[list-item, arg-type]
 
     asyncio.run(work())
