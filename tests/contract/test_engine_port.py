@@ -212,6 +212,23 @@ def test_a_request_beside_the_gate_keeps_the_slot_too_and_is_named(tmp_path: Pat
         subject.close()
 
 
+def test_a_worker_that_is_busy_in_the_slot_that_serves_is_waited_for_beyond_the_time_to_drain(tmp_path: Path) -> None:
+    async def steps(subject: InProcessSubject) -> None:
+        await serve(subject, 1, 0)
+        await bring_up(subject, 2, 1)
+        let_go = subject.hold()
+        draining = asyncio.create_task(subject.serving.drain(1, LIMIT_S))
+        await asyncio.wait({draining}, timeout=4 * LIMIT_S)
+        assert not draining.done() and subject.serving.holders(1) == ()
+        assert let_go() == "1.0.0 1"
+        await draining
+
+    with shm_directory() as shm:
+        subject = InProcessSubject(tmp_path, shm)
+        run(lambda: steps(subject))
+        subject.close()
+
+
 def test_a_slot_that_is_in_use_is_not_rewritten_by_who_did_not_wait(subject: Subject) -> None:
     async def steps() -> None:
         await serve(subject, 1, 0)
