@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from pathlib import Path
 from node_agent.device.control_block import ControlBlock
 from node_agent.slots import WorkerGate
 print(WorkerGate(ControlBlock.open(Path(sys.argv[1])), 5).enter(), flush=True)
+print(input(), flush=True)
 time.sleep(60)
 """
 
@@ -112,7 +114,7 @@ def test_waiting_for_a_slot_ends_at_once_when(scene: TendScene, why: str) -> Non
         scene.tender.want(goal)
         task = asyncio.create_task(scene.tender.run())
         async with asyncio.timeout(10):
-            while not scene.tender.look().holders:
+            while not scene.tender.doing.startswith("StageInto"):
                 await asyncio.sleep(0.01)
             if why == "less time":
                 scene.tender.want(goal._replace(drain=Drain(0.05, DrainOverdue.WAIT)))
@@ -192,6 +194,24 @@ def test_a_request_that_has_time_left_is_not_ended_because_a_worker_does_not_ans
     run(work)
 
 
+def test_a_long_request_in_the_slot_that_serves_is_nobody_to_end(scene: TendScene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        scene.crew.behind = lambda: scene.station.active == 1
+        change = Change("r-2", Phase.SYNCING, scene.target(2), Stage.PREPARED)
+        await scene.rest(scene.goal(1, change))
+        scene.revision += 3
+        goal = scene.goal(2, change._replace(phase=Phase.COMMITTING, attested=Stage.READY))._replace(drain=Drain(0.05, DrainOverdue.CANCEL))
+        await scene.rest(goal, lambda look: "workers_lag" in look.trouble)
+        gate = WorkerGate(scene.station.block, 4)
+        assert gate.enter() == 1
+        await scene.rest(goal, lambda look: scene.tender._tries >= 4)
+        assert "workers_lag" in scene.tender.trouble and scene.crew.cancelled == []
+        gate.leave(1)
+
+    run(work)
+
+
 def test_a_holder_that_does_not_let_go_although_it_was_ended_keeps_the_slot(scene: TendScene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking, "CANCELLED_S", 0.05)
 
@@ -225,6 +245,8 @@ def test_a_worker_that_does_not_answer_when_it_is_told_to_end_is_killed(scene: T
         await scene.roll(None, 1)
         with python_process(HOLD, str(scene.station.block.path)) as process:
             assert line_of(process) == "0"
+            scene.station.end_holder(1, 5)
+            assert _answers(process), "a worker that does not use the slot was killed"
             await scene.roll(1, 2)
             await InProcess(scene.station, DeafCrew(), "kernel 1").cancel(0)
             assert process.wait(10) == -9
@@ -239,15 +261,21 @@ def test_a_process_that_got_the_number_of_an_ended_one_is_not_killed() -> None:
         started = start_ticks(process.pid)
         assert started is not None
         kill(ProcessId(process.pid, started - 1))
-        assert process.stdin is not None
-        process.stdin.write("go on\n")
-        process.stdin.flush()
-        assert line_of(process) == "go on", "another process was killed"
+        assert _answers(process), "another process was killed"
         kill(ProcessId(process.pid, started))
         assert process.wait(10) == -9
 
 
-def test_a_request_in_the_old_slot_gets_503_with_a_code_of_its_own_and_its_worker_ends(hosted: HostScene) -> None:
+def _answers(process: subprocess.Popen[str]) -> bool:
+    """It is there, and says back what it is told."""
+    assert process.stdin is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    return line_of(process) == "go on"
+
+
+def _serve_second(hosted: HostScene) -> tuple[threading.Event, Callable[[], None]]:
+    """Version 1 serves from slot 0, 2 is loaded in slot 1; a request to version 1 says that it began, and ends when it is let go."""
     for number, slot in ((1, 0), (2, 1)):
         hosted.stage(number, slot)
         hosted.load(number, slot)
@@ -259,6 +287,11 @@ def test_a_request_in_the_old_slot_gets_503_with_a_code_of_its_own_and_its_worke
         assert go_on.wait(30)
 
     FakeEngine.made[0].during = during
+    return began, go_on.set
+
+
+def test_a_request_in_the_old_slot_gets_503_with_a_code_of_its_own_and_its_worker_ends(hosted: HostScene) -> None:
+    began, let_go = _serve_second(hosted)
 
     async def work() -> None:
         values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": hosted.memory.root}
@@ -298,7 +331,7 @@ def test_a_request_in_the_old_slot_gets_503_with_a_code_of_its_own_and_its_worke
         assert left == [EXIT_CANCELLED] and hosted.station.held(0), "the memory counts as used until the process has ended"
         with pytest.raises(ConnectionLost):
             await queued  # the front asks another worker
-        go_on.set()
+        let_go()
         async with asyncio.timeout(10):
             while not hosted.station.drained(0):
                 await asyncio.sleep(0.005)
