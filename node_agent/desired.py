@@ -125,7 +125,7 @@ class Desired:
         assert side is not None, deployment.name
         order = Order(self.generation, deployment.order_revision)
         drain = Drain(deployment.policy.drain_timeout_ms / 1000, deployment.policy.drain_overdue)
-        return Goal(deployment.name, side, committed, order, self._change(deployment), drain)
+        return Goal(deployment.name, side, committed, order, self._change(deployment), drain=drain)
 
     def _change(self, deployment: DeploymentView) -> Change | None:
         rollout = self._rollouts.get(deployment.name)

@@ -59,8 +59,8 @@ class Goal(NamedTuple):
     committed: Target | None  # None before the first activation
     order: Order  # of `committed`
     change: Change | None
-    drain: Drain = Drain()
     offline: bool = False  # made of what this node remembers, not of an order: the fence does not judge it
+    drain: Drain = Drain()
 
 
 class SlotSeen(NamedTuple):
