@@ -133,7 +133,7 @@ class Reports:
 
     def _judge(self, revision: int, *, all_had_time: bool = False) -> None:
         owner, configuration = self._owner, self._owner.engine.configuration
-        judged = self._comparison.judge(revision, configuration.ids, configuration.quorum, self._absent())
+        judged = self._comparison.judge(revision, configuration.ids, configuration.quorum, self._absent(), self._away())
         self._stand_by(judged)
         if judged.verdict in (Verdict.EQUAL, Verdict.PEER) and self._wrong is not None and revision >= self._wrong[0]:
             self._wrong = None
@@ -162,14 +162,13 @@ class Reports:
             self._contradicted = None
             self._owner.engine.standing_by = False
 
+    def _away(self) -> set[str]:
+        """Members without a link."""
+        return set(self._owner.engine.configuration.ids) - set(self._owner.linked) - {self._id}
+
     def _absent(self) -> set[str]:
         """Members whose link ended long ago, or never came up since this member started."""
-        linked = self._owner.linked
-        return {
-            member
-            for member in self._owner.engine.configuration.ids
-            if member != self._id and member not in linked and self._now - self._gone_at.get(member, self._began) >= ABSENT_S
-        }
+        return {member for member in self._away() if self._now - self._gone_at.get(member, self._began) >= ABSENT_S}
 
     def _silent(self, revision: int) -> set[str]:
         """Linked members of which it is not known what their state at this revision is."""
