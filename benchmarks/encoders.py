@@ -10,13 +10,12 @@ import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoTokenizer
 
+from tests.support.encoder_answers import answer_of
 from tests.support.tiny_encoder import write_encoder
 
 TEXTS = ("hello world", "one two three model zone switch")
@@ -61,17 +60,7 @@ def write_heavy(root: Path, count: int, size_bytes: int) -> list[Path]:
 
 def write_answers(directories: Sequence[Path], out: Path) -> None:
     """What each version answers to TEXTS, as an .npz of label -> [texts, width]. Raises RuntimeError for versions that answer alike."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(directories[0], local_files_only=True)
-    module: Any = AutoModel.from_pretrained(directories[0], local_files_only=True)
-    batch = tokenizer(list(TEXTS), padding=True, return_tensors="pt")
-    answers = {}
-    for number, directory in enumerate(directories, 1):
-        module.load_state_dict(load_file(directory / "model.safetensors"), strict=False)
-        with torch.inference_mode():
-            states = module(**batch).last_hidden_state
-        mask = batch["attention_mask"].unsqueeze(-1)
-        pooled = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
-        answers[label_of(number)] = pooled.numpy()
+    answers = {label_of(number): answer_of(directory, TEXTS) for number, directory in enumerate(directories, 1)}
     values = list(answers.values())
     for before, after in pairwise(values):
         if float(np.abs(before - after).max()) < MIN_DISTANCE:

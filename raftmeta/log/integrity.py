@@ -76,7 +76,7 @@ class Comparison:
     ) -> Judgement:
         """What the reports of the members of the configuration say about this revision.
 
-        Who is `away` has no link now: it may have set itself aside unless it is known to agree here. Nobody waits for those that are `absent`.
+        Who is `away` has no link now: it may have set itself aside unless it was heard here. Nobody waits for those that are `absent`.
         """
         reports = {member: named[revision] for member, named in self._reports.items() if member in members and revision in named}
         own = reports.get(self._id)
