@@ -150,6 +150,11 @@ class Replica:
         return self._reports.contradiction
 
     @property
+    def compared(self) -> bool:
+        """Whether a majority had this member's state at some revision since it started or got its state; alone there is nobody."""
+        return self._reports.compared or self.engine.configuration.ids == (self._setup.member_id,)
+
+    @property
     def snapshot_index(self) -> int:
         return self._exchange.index
 
@@ -388,6 +393,7 @@ class Replica:
             self._observer.replaced(self.state)
             self._bootstrap_pending = False
             self._observer.bootstrapped()
+            self._reports.replaced()
         return reply
 
     def next_chunk(self, peer: str, progress: Progress) -> SnapshotChunk | None:

@@ -1,8 +1,9 @@
 """Telling the peers what the state is, and acting on what they tell.
 
-A report goes to every peer every REPORT_EVERY revisions, in answer to a report of this member's own revision, and from a leader every
-REPORT_S, so that a quiet cluster is compared too; to one peer when its link comes up. What a difference means is decided in integrity.py.
-A member that a majority contradicts leads no more and serves no reads from that moment on, whenever its turn to set itself aside may come.
+A report goes to every peer every REPORT_EVERY revisions, at a revision that somebody else reported, and from a leader every REPORT_S, so
+that a quiet cluster is compared too; to one peer when its link comes up. What a difference means is decided in integrity.py. A member is
+`compared` once a majority had its hash at one revision: before that nothing is known, which is no pass. One that a majority contradicts
+leads no more and serves no reads from that moment on, whenever its turn to set itself aside may come.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Reports:
         self._began = float("inf")  # when this member was stepped first
         self._gone_at: dict[str, float] = {}  # peer -> when its link ended
         self._alarmed = False
+        self.compared = False  # since it started or got its state from another, a majority, itself included, had one state at some revision
         self._contradicted: tuple[int, str] | None = None  # newest revision at which a majority has another state, and who has which
         self._wrong: tuple[int, float] | None = None  # revision of which it waits to hear everybody, and until when
 
@@ -79,8 +81,15 @@ class Reports:
 
     def applied(self, before: int) -> None:
         """The state moved on from revision `before`. Raises Quarantined."""
-        if before // REPORT_EVERY != self._owner.state.revision // REPORT_EVERY:
+        revision = self._owner.state.revision
+        due = before // REPORT_EVERY != revision // REPORT_EVERY
+        if due or (before != revision and self._comparison.heard_at(revision)):  # who is ahead said it before this member came there
             self._report()
+
+    def replaced(self) -> None:
+        """The state is another member's now: what was compared before was this member's own. Raises Quarantined."""
+        self.compared = False
+        self._report()
 
     def step(self, now: float) -> None:
         """Raises Quarantined."""
@@ -135,7 +144,9 @@ class Reports:
         owner, configuration = self._owner, self._owner.engine.configuration
         judged = self._comparison.judge(revision, configuration.ids, configuration.quorum, self._absent(), self._away())
         self._stand_by(judged)
-        if judged.verdict in (Verdict.EQUAL, Verdict.PEER) and self._wrong is not None and revision >= self._wrong[0]:
+        agrees = judged.verdict in (Verdict.EQUAL, Verdict.PEER)
+        self.compared = self.compared or (agrees and judged.by_majority)
+        if agrees and self._wrong is not None and revision >= self._wrong[0]:
             self._wrong = None
         if judged.verdict is Verdict.EQUAL:
             if self._alarmed and not self._comparison.undecided:
