@@ -249,6 +249,9 @@ class Member:
         if self._alarms.pop(code, None) is not None:
             _log.info("alarm_over", code=code)
 
+    def slow_disk(self, count: int, longest_s: float) -> None:
+        _log.warning("slow_disk", directory=str(self._parts.data_dir), slow_syncs=count, longest_ms=round(longest_s * 1000))
+
     def set_aside(self, why: Quarantine) -> None:
         quarantine.mark(self._parts.disk, self._parts.data_dir, why)
 

@@ -219,6 +219,9 @@ class SimMember:
     def alarm_over(self, code: str) -> None:
         self._world.note("alarm over", self.id, code)
 
+    def slow_disk(self, count: int, longest_s: float) -> None:
+        """A step takes no virtual time in here."""
+
     def set_aside(self, why: Quarantine) -> None:
         quarantine.mark(self.disk, DIRECTORY, why)
 

@@ -85,6 +85,9 @@ class Box:
     def alarm_over(self, code: str) -> None:
         self.told.append(f"alarm over {code}")
 
+    def slow_disk(self, count: int, longest_s: float) -> None:
+        self.told.append("slow disk")
+
     def set_aside(self, why: Quarantine) -> None:
         self.told.append("set aside")
         quarantine.mark(self.disk, Path("/data"), why)
