@@ -167,6 +167,13 @@ class Trio:
                         self.boxes[peer].inbox.append(Received(name, message))
         return until()
 
+    def rest(self, seconds: float) -> None:
+        """Nothing is written; the journals get their quiet moments, as from the thread that owns them."""
+        for _ in range(int(seconds * 10)):
+            self.run(0.1)
+            for box in self.boxes.values():
+                box.journal.idle(self.now)
+
     def leader(self) -> Box:
         """The one leader, elected if there is none yet."""
         assert self.run(10.0, lambda: len(self._leaders()) == 1), "no leader"
