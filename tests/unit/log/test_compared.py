@@ -20,7 +20,7 @@ def restarted_behind(trio: Trio) -> Box:
     return trio.boot(follower.name, disk)
 
 
-def test_a_restarted_member_is_not_compared_before_it_heard_anybody_at_its_revision_and_is_at_once_then() -> None:
+def test_a_restarted_member_is_not_compared_before_it_heard_anybody_at_its_revision_and_is_soon_after() -> None:
     trio = Trio()
     trio.write(trio.leader(), "v1")
     again = restarted_behind(trio)
