@@ -268,13 +268,12 @@ class Host:
 
 def _served(name: str, deployment: _Deployment) -> Served:
     slots = {slot: found[0] for slot in SLOTS if (found := deployment.usable(slot)) is not None}
-    bound = slots.get(deployment.active) or next(iter(slots.values()), None)
     return Served(
         deployment=name,
-        slots=tuple(SlotServed(slot, item.label, item.checksum) for slot, item in sorted(slots.items())),
+        slots=tuple(
+            SlotServed(slot, item.label, item.checksum, item.instance.inputs, item.instance.outputs) for slot, item in sorted(slots.items())
+        ),
         active=deployment.active,
-        inputs=() if bound is None else bound.instance.inputs,
-        outputs=() if bound is None else bound.instance.outputs,
         blocked=deployment.blocked(),
     )
 

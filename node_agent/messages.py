@@ -83,6 +83,8 @@ class SlotServed(msgspec.Struct, frozen=True):
     slot: int
     label: str
     checksum: str
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -91,8 +93,6 @@ class Served(msgspec.Struct, frozen=True):
     deployment: str
     slots: tuple[SlotServed, ...]  # verified, bound and warm, active or not
     active: int  # slot that answers, -1 when none does
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
     blocked: str = ""  # why no slot may be entered, whoever asks; "" also while only this worker has not loaded it yet
 
 

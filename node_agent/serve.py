@@ -16,7 +16,6 @@ import numpy as np
 from node_agent.messages import Inferred, Tensor
 from raftmeta import strict_json
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import LABEL, NAME
 
 MAX_INPUTS = 16
 MAX_RANK = 8
@@ -30,28 +29,25 @@ DATATYPES: dict[str, str] = {
 }  # fmt: skip
 
 
-class ServeError(Exception):
-    """An answer that is no result."""
+Header = tuple[bytes, bytes]
 
-    def __init__(self, status: int, message: str, retry_after_s: int = 0) -> None:
+
+class ServeError(Exception):
+    """An answer that is no result. `code` is of a problem body, where the status does not say it."""
+
+    def __init__(self, status: int, message: str, retry_after_s: int = 0, *, code: str = "", headers: tuple[Header, ...] = ()) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.retry_after_s = retry_after_s
+        self.code = code
+        self.headers = headers
 
 
 class InferRequest(NamedTuple):
     id: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...]
-
-
-class Route(NamedTuple):
-    """A path below /v2/models."""
-
-    model: str
-    version: str  # "" when the path pins none
-    action: str  # "" (metadata), "ready" or "infer"
 
 
 class _Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,23 +68,6 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str = ""
     outputs: tuple[_Output, ...] = ()
     parameters: dict[str, Any] = {}
-
-
-def model_route(path: str) -> Route:
-    """The model, pinned version and action of a path that begins with /v2/models/. Raises ServeError 404."""
-    parts = path.removeprefix("/v2/models/").split("/")
-    version = ""
-    if len(parts) >= 3 and parts[1] == "versions":
-        version = parts[2]
-        if not LABEL.match(version):
-            raise ServeError(404, f"{version[:140]!r} is no version label")
-        del parts[1:3]
-    action = "/".join(parts[1:])
-    if action not in ("", "ready", "infer"):
-        raise ServeError(404, f"no such resource: {path[:200]}")
-    if not NAME.match(parts[0]):
-        raise ServeError(404, f"{parts[0][:140]!r} is no model name")
-    return Route(parts[0], version, action)
 
 
 def parse_infer(body: bytes, limit: int) -> InferRequest:

@@ -24,8 +24,10 @@ from node_agent.device import inventory
 from node_agent.device.control_block import ControlBlock
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
+from node_agent.tls import server_tls
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import lock_directory
+from raftmeta.security.tokens import load_principals
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
@@ -68,6 +70,7 @@ class Supervisor:
         """Returns the exit status once everything has stopped. Raises RaftmetaError when it cannot start."""
         with lock_directory(self.config.store_dir):
             self._prepare_directories()
+            self._check_port_files()
             self._fresh_control_blocks()
             self._listener = self._listen()
             signal.set_wakeup_fd(self._wake_write)
@@ -97,6 +100,12 @@ class Supervisor:
                 raise RaftmetaError("bad_field", f"arena_dir {self.config.arena_dir} is no directory")
         except OSError as cause:
             raise RaftmetaError("bad_field", f"run_dir {self.config.sockets_dir} cannot be made: {cause}") from cause
+
+    def _check_port_files(self) -> None:
+        """What every front would refuse, said once, before anything runs. Raises RaftmetaError bad_field that names the file."""
+        server_tls(self.config)
+        if self.config.principals_file is not None:
+            load_principals(self.config.principals_file)
 
     def _fresh_control_blocks(self) -> None:
         """Nothing serves until control has looked at the memory: what an earlier start left there may have rotted."""

@@ -19,23 +19,23 @@ from node_agent.failure import FailureClass
 from node_agent.front import Front
 from node_agent.messages import Family
 from node_agent.report import NodeFacts
+from node_agent.routes import ROUTES, VECTOR_QUERY, Kind
 from node_agent.runtime import Runtime
 from node_agent.serve import DATATYPES
 from node_agent.worker import Worker
+from raftmeta.security.roles import ACTIONS
 
 GOLDEN = Path(__file__).parent / "golden" / "agent.txt"
-MODEL = "/v2/models/{model}[/versions/{version}]"
-ROUTES = [
-    *(f"GET {path}" for path in ("/livez", "/readyz", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready")),
-    *(f"GET {MODEL}{action}" for action in ("", "/ready")),
-    f"POST {MODEL}/infer",
-    *(f"GET /raftmeta/v1/{name}" for name in ("status", "slots", "vector/{deployment} entries blocks")),
-]
 
 
 def lines() -> Iterator[str]:
-    yield "# routes"
-    yield from ROUTES
+    yield "# routes: methods, path, action"
+    for row in ROUTES:
+        query = f"?{'&'.join(VECTOR_QUERY)}" if row.kind is Kind.VECTOR else ""
+        yield f"{' '.join(row.methods)} {row.path}{query} {row.action}"
+    yield "# roles that may do it"
+    for action in sorted({row.action for row in ROUTES}):
+        yield f"{action} {' '.join(sorted(ACTIONS[action]))}"
     yield "# failure classes of attestations"
     yield from sorted(FailureClass)
     yield "# datatypes of tensors"

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from api.server import Listen, make_server
-from api.tls import ServerTls
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.security.server_tls import ServerTls
 from tests.support.api_server import SHORT, Running, running
 from tests.support.certificates import TestAuthority
 

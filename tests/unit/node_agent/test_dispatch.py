@@ -233,6 +233,27 @@ def test_a_worker_without_the_deployment_is_passed_over() -> None:
     run(work)
 
 
+def test_a_pinned_request_goes_to_a_worker_that_holds_the_version_however_busy_it_is() -> None:
+    async def work() -> None:
+        starting = FakeWorker(served=(Served("search", (SlotServed(0, "1.0.0", "c"),), 0),))
+        holding = FakeWorker(served=(Served("search", (SlotServed(0, "1.0.0", "c"), SlotServed(1, "0.9.0", "d")), 0),))
+        of = dispatcher(starting, holding)
+        tasks = [start(of, job(version="0.9.0")) for _ in range(2)]
+        await settle()
+        assert (len(starting.asked), len(holding.asked), of.queued) == (0, 1, 1)
+        holding.answer()
+        await settle()
+        holding.answer()
+        await asyncio.gather(*tasks)
+        nowhere = start(of, job(version="7"))
+        await settle()
+        assert len(starting.asked) == 1, "any worker may say that it holds no such version"
+        starting.answer()
+        await nowhere
+
+    run(work)
+
+
 def test_the_models_refusal_is_passed_on_and_not_replayed() -> None:
     async def work() -> None:
         worker = FakeWorker()

@@ -352,9 +352,10 @@ def test_a_restarted_worker_loads_what_the_record_and_the_slots_say_by_itself(sc
     again = scene.fresh_host(worker=1)
     assert again.load_all() == []
     served = again.served()[0]
+    specs = (TensorSpec("x", "INT64", (-1,)),), (TensorSpec("y", "UINT8", (1,)),)
     assert list(served.slots) == [
-        SlotServed(0, "1.0.0", scene.versions[1].target.checksum),
-        SlotServed(1, "2.0.0", scene.versions[2].target.checksum),
+        SlotServed(0, "1.0.0", scene.versions[1].target.checksum, *specs),
+        SlotServed(1, "2.0.0", scene.versions[2].target.checksum, *specs),
     ]
     assert served.active == 1
     FakeEngine.made.clear()

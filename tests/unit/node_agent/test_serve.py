@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from node_agent import serve
 from node_agent.messages import Inferred, Tensor
-from node_agent.serve import DATATYPES, Route, ServeError, infer_body, model_route, parse_infer
+from node_agent.serve import DATATYPES, ServeError, infer_body, parse_infer
 
 LIMIT = 1 << 20
 
@@ -137,35 +137,3 @@ def test_no_json_value_raises_anything_but_a_refusal(value: Any) -> None:
             parse_infer(json.dumps(data).encode("utf-8", "surrogatepass"), LIMIT)
         except ServeError as error:
             assert error.status in (400, 413)
-
-
-@pytest.mark.parametrize(
-    ("path", "route"),
-    [
-        ("/v2/models/m", Route("m", "", "")),
-        ("/v2/models/m/ready", Route("m", "", "ready")),
-        ("/v2/models/m/infer", Route("m", "", "infer")),
-        ("/v2/models/m/versions/1.0.0", Route("m", "1.0.0", "")),
-        ("/v2/models/m/versions/1.0.0-rc.1+x/infer", Route("m", "1.0.0-rc.1+x", "infer")),
-    ],
-)
-def test_paths_of_the_protocol_are_understood(path: str, route: Route) -> None:
-    assert model_route(path) == route
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v2/models/",
-        "/v2/models/M",
-        "/v2/models/../x",
-        "/v2/models/m/other",
-        "/v2/models/m/versions/",
-        "/v2/models/m/versions/a b/infer",
-        "/v2/models/m/infer/x",
-    ],
-)
-def test_other_paths_are_not_found(path: str) -> None:
-    with pytest.raises(ServeError) as refused:
-        model_route(path)
-    assert refused.value.status == 404
