@@ -103,7 +103,18 @@ BAD: list[tuple[bytes, int, str]] = [
     (body(one("FP64", [1], [10**400])), 400, "outside FP64"),
     (body(one("BYTES", [1], [1])), 400, "takes strings"),
     (body(one("BYTES", [1], ["\ud800"])), 400, "surrogate"),
-    (body(one("BYTES", [1], ["x"], parameters={"binary_data_size": 4})), 400, "binary"),
+    (body(one("BYTES", [1], ["x"], parameters={"binary_data_size": 4})), 400, "'binary_data_size' with value '4' is not supported"),
+    (body(one("BYTES", [1], ["x"]), parameters={"priority": 1}), 400, "the request: parameter 'priority'"),
+    (body(one("BYTES", [1], ["x"]), parameters={"binary_data_output": True}), 400, "'binary_data_output' with value 'True'"),
+    (body(one("BYTES", [1], ["x"]), parameters={"binary_data": False}), 400, "the request: parameter 'binary_data'"),
+    (body(one("BYTES", [1], ["x"], parameters={"content_type": "str"})), 400, "input 'x': parameter 'content_type'"),
+    (
+        body(one("BYTES", [1], ["x"]), outputs=[{"name": "y", "parameters": {"classification": 3}}]),
+        400,
+        "output 'y': parameter 'classification'",
+    ),
+    (body(one("BYTES", [1], ["x"]), outputs=[{"name": "y", "parameters": {"binary_data": True}}]), 400, "output 'y'"),
+    (body(one("BYTES", [1], ["x"]), outputs=[{"name": "y"}, {"name": "y"}]), 400, "two outputs have the same name"),
     (body(one("BYTES", [1], ["x"], name="")), 400, "name is empty"),
     (b" " * (LIMIT + 1), 413, "limit"),
 ]
@@ -137,3 +148,16 @@ def test_no_json_value_raises_anything_but_a_refusal(value: Any) -> None:
             parse_infer(json.dumps(data).encode("utf-8", "surrogatepass"), LIMIT)
         except ServeError as error:
             assert error.status in (400, 413)
+
+
+def test_parameters_that_ask_for_json_are_done_and_none_are_fine_too() -> None:
+    outputs = [{"name": "y", "parameters": {"binary_data": False}}, {"name": "z", "parameters": {}}]
+    found = parse_infer(body(one("BYTES", [1], ["x"], parameters={}), outputs=outputs, parameters={"binary_data_output": False}), LIMIT)
+    assert found.outputs == ("y", "z")
+
+
+@pytest.mark.parametrize("given", ["r-7", "", "\u00fc" * 256])
+def test_an_id_that_was_given_comes_back_and_without_one_there_is_none(given: str) -> None:
+    result = Inferred(1, "1.0.0", "c", (Tensor("y", "BYTES", (1,), ("z",)),))
+    assert json.loads(infer_body("m", parse_infer(body(one("BYTES", [1], ["x"]), id=given), LIMIT).id, result))["id"] == given
+    assert "id" not in json.loads(infer_body("m", parse_infer(body(one("BYTES", [1], ["x"])), LIMIT).id, result))
