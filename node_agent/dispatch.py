@@ -63,7 +63,14 @@ class Job:
 
 
 class Dispatcher:
-    def __init__(self, workers: Sequence[Worker], queue_limit: int, depth: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        queue_limit: int,
+        depth: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_replay: Callable[[], None] = lambda: None,
+    ) -> None:
         self._workers = workers
         self._limit = queue_limit
         self._depth = depth
@@ -71,15 +78,16 @@ class Dispatcher:
         self._queue: deque[Job] = deque()
         self._busy = [0] * len(workers)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.replays = 0
+        self._on_replay = on_replay
 
     @property
     def queued(self) -> int:
         return len(self._queue)
 
     @property
-    def outstanding(self) -> int:
-        return sum(self._busy)
+    def in_flight(self) -> tuple[int, ...]:
+        """Requests that each worker has."""
+        return tuple(self._busy)
 
     async def infer(self, job: Job) -> Inferred:
         """The answer. Raises ServeError: 503 when the queue is full or the worker was lost twice, 504 past the deadline."""
@@ -136,7 +144,7 @@ class Dispatcher:
         except ConnectionLost:
             if job.replays < MAX_REPLAYS:
                 job.replays += 1
-                self.replays += 1
+                self._on_replay()
                 self._again(job)
             else:
                 job.fail(ServeError(503, "the worker was lost, and the next one too", retry_after_s=1))

@@ -9,6 +9,7 @@ from the shared memory: control may be dead meanwhile. A node that was never giv
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -17,13 +18,14 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from node_agent import answers, metrics, routes, serve
+from node_agent import metric_table as table
 from node_agent.admission import Admission
 from node_agent.answers import Answer
 from node_agent.dispatch import Dispatcher, Job
 from node_agent.ipc import CallFailed, ConnectionLost
 from node_agent.journal import Follower
-from node_agent.messages import Family, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered
-from node_agent.metrics import Meter
+from node_agent.memory import tree_private_bytes
+from node_agent.messages import GaugeSample, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered
 from node_agent.models import Models, version_header
 from node_agent.peers import Peer
 from node_agent.routes import Kind, Route
@@ -47,19 +49,13 @@ class Front:
         self._workers = [Peer(runtime.worker_socket(index), self._kick) for index in range(config.workers)]
         self._control = Peer(runtime.control_socket(), lambda: None)
         self._admission = Admission(config)
-        self._models = Models(Follower(config.store_dir), self._workers)
-        self._dispatcher = Dispatcher(self._workers, config.queue_limit, config.worker_depth)
+        self._meter = runtime.meter("front")
+        self._record = Follower(config.store_dir)
+        self._models = Models(self._record, self._workers)
+        on_replay = lambda: self._meter.count(table.REPLAYS)  # noqa: E731
+        self._dispatcher = Dispatcher(self._workers, config.queue_limit, config.worker_depth, on_replay=on_replay)
         self._tasks: list[asyncio.Task[None]] = []
         self.draining = False
-        meter = Meter()
-        self._meter = meter
-        self._requests = meter.counter("requests", "Inference requests by HTTP status", ("deployment", "status"))
-        self._seconds = meter.seconds("request_seconds", "Inference requests from first byte to answer", ("deployment",))
-        self._queued = meter.gauge("queued_requests", "Requests that wait for a worker")
-        self._outstanding = meter.gauge("outstanding_requests", "Requests that a worker has")
-        self._replays = meter.gauge("replays", "Requests that were given to a second worker since the front started")
-        self._up = meter.gauge("process_up", "Whether a process of the tree answers", ("role", "index"))
-        self._ready = meter.gauge("ready", "Whether the node serves everything that is committed for it")
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(peer.keep_connected()) for peer in (*self._workers, self._control)]
@@ -128,8 +124,8 @@ class Front:
             status = error.status
             raise
         finally:
-            self._requests.labels(route.model, str(status)).inc()
-            self._seconds.labels(route.model).observe(time.monotonic() - started)
+            self._meter.count(table.REQUESTS, route.model, str(status))
+            self._meter.observe(table.REQUEST_SECONDS, time.monotonic() - started, route.model)
         return Answer(200, serve.infer_body(route.model, request.id, result), (answers.JSON, version_header(result.version)))
 
     # --- the rest of the tree
@@ -158,24 +154,31 @@ class Front:
 
     async def _metrics(self) -> bytes:
         peers = [*(("worker", str(index), worker) for index, worker in enumerate(self._workers)), ("control", "0", self._control)]
-        found = await asyncio.gather(*(_families(peer) for _, _, peer in peers))
-        for (role, index, _), families in zip(peers, found, strict=True):
-            self._up.labels(role, index).set(families is not None)
-        self._queued.set(self._dispatcher.queued)
-        self._outstanding.set(self._dispatcher.outstanding)
-        self._replays.set(self._dispatcher.replays)
-        self._ready.set(not self.why_not_ready())
-        return metrics.page([self._meter.families(), *(families for families in found if families)])
+        found = await asyncio.gather(*(_gauges(peer) for _, _, peer in peers))
+        gauge = self._meter.set
+        for (role, index, _), gauges in zip(peers, found, strict=True):
+            gauge(table.PROCESS_UP, gauges is not None, role, index)
+        for number, in_flight in enumerate(self._dispatcher.in_flight):
+            gauge(table.IN_FLIGHT, in_flight, str(number))
+        gauge(table.QUEUED, self._dispatcher.queued)
+        gauge(table.READY, not self.why_not_ready())
+        gauge(table.PRIVATE_BYTES, tree_private_bytes(os.getppid()))  # the supervisor's
+        self._meter.clear(table.ARENA_BYTES)
+        for name, record in self._record.deployments().items():
+            with suppress(FileNotFoundError):
+                gauge(table.ARENA_BYTES, (self._config.arena_dir / record.arena).stat().st_size, name)
+        tallies = {("front", "0"): self._meter.tally} | dict(self._runtime.tallies)
+        return metrics.page(tallies, [self._meter.gauges(), *(gauges for gauges in found if gauges)])
 
     def _kick(self) -> None:
         self._dispatcher.kick()
 
 
-async def _families(peer: Peer) -> tuple[Family, ...] | None:
+async def _gauges(peer: Peer) -> tuple[GaugeSample, ...] | None:
     with suppress(ConnectionLost, CallFailed, TimeoutError):
         reply = await peer.call(GetMetrics, METRICS_S)
         if isinstance(reply, Metrics):
-            return reply.families
+            return reply.gauges
     return None
 
 

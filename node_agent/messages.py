@@ -203,21 +203,16 @@ class GetMetrics(Numbered, frozen=True, tag="get_metrics"):
     pass
 
 
-class Sample(msgspec.Struct, frozen=True):
-    name: str
-    labels: dict[str, str]
+class GaugeSample(msgspec.Struct, frozen=True):
+    """What is so in one process at this moment. Counts are not asked for: they stand in tallies."""
+
+    metric: str  # as in metric_table
+    labels: tuple[str, ...]  # values
     value: float
 
 
-class Family(msgspec.Struct, frozen=True):
-    name: str
-    help: str
-    kind: str
-    samples: tuple[Sample, ...]
-
-
 class Metrics(Reply, frozen=True, tag="metrics"):
-    families: tuple[Family, ...]
+    gauges: tuple[GaugeSample, ...]
 
 
 _Any = (

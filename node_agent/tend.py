@@ -11,8 +11,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -21,6 +21,8 @@ from node_agent import report
 from node_agent.crew import Crew
 from node_agent.fetch import Cancelled
 from node_agent.journal import ChangeRecord, Proof
+from node_agent.metrics import Meter
+from node_agent.observe import Observer
 from node_agent.plan import (
     Attest,
     AwaitWorkers,
@@ -87,6 +89,7 @@ class Means:
     provider: Provider
     crew: Crew
     kernel: str  # what computes on this node
+    observer: Observer = field(default_factory=lambda: Observer(Meter()))
 
 
 class Tender:
@@ -222,6 +225,7 @@ class Tender:
 
     async def _failed(self, step: Step, goal: Goal, trouble: Trouble) -> float:
         self._tries += 1
+        self._means.observer.failed(goal.deployment, trouble.failure)
         self._trouble(f"{self.doing}: {trouble.failure.detail}")
         if goal.change is not None and _ends_change(step, goal) and (not trouble.passing or self._tries >= MAX_TRIES):
             change = msgspec.structs.replace(self.station.change_record(goal.change.id), failure=trouble.failure)
@@ -245,7 +249,8 @@ class Tender:
             case StageInto():
                 await self._stage(step, goal)
             case Verify():
-                await asyncio.to_thread(self.station.verify, step.target, step.slot, _change_id(goal))
+                with self._timed("verify"):
+                    await asyncio.to_thread(self.station.verify, step.target, step.slot, _change_id(goal))
             case Warm():
                 await self._warm(step, goal)
             case SwitchTo():
@@ -260,7 +265,9 @@ class Tender:
     async def _fetch(self, step: Fetch, goal: Goal) -> None:
         self._cancel.clear()
         elsewhere = await asyncio.to_thread(self.station.held_by_active)
-        fetched = await self._means.provider.fetch(step.target, elsewhere, self._cancel.is_set)
+        with self._timed("fetch"):
+            fetched = await self._means.provider.fetch(step.target, elsewhere, self._cancel.is_set)
+        self._means.observer.fetched(goal.deployment, fetched)
         self.station.forget_prepared()
         if goal.change is not None and goal.change.to == step.target:
             change = self.station.change_record(goal.change.id)
@@ -277,12 +284,14 @@ class Tender:
         change = self._change_record(goal, step.target)
         fetched = 0 if change is None else change.counters.bytes_fetched
         try:
-            counters = await asyncio.to_thread(self.station.stage, step.target, step.slot, goal.order, _change_id(goal), fetched)
+            with self._timed("stage"):
+                counters = await asyncio.to_thread(self.station.stage, step.target, step.slot, goal.order, _change_id(goal), fetched)
         except Refusal as refusal:
             if refusal.kind == "vector_mismatch":
                 await self._means.provider.discard_rotten(step.target)
                 self.station.forget_prepared()
             raise
+        self._means.observer.placed(goal.deployment, counters)
         if change is not None:
             await asyncio.to_thread(self.station.remember, change=msgspec.structs.replace(change, counters=counters))
         log.info("staged", deployment=goal.deployment, version=step.target.label, slot=step.slot, **report.counters(counters))
@@ -297,7 +306,8 @@ class Tender:
         if self._cancel.is_set():
             raise Cancelled
         await self._prove(step, goal)
-        await self._means.crew.load(goal.deployment, step.slot, step.target)
+        with self._timed("warm"):
+            await self._means.crew.load(goal.deployment, step.slot, step.target)
         self.station.note_warm(step.slot, _change_id(goal))
 
     async def _prove(self, step: Warm, goal: Goal) -> None:
@@ -305,13 +315,16 @@ class Tender:
         kernel = self._means.kernel
         if self.station.proof(step.target, kernel) is not None:
             return
-        found = await self._means.crew.prove(goal.deployment, step.slot, step.target)
+        with self._timed("probe"):
+            found = await self._means.crew.prove(goal.deployment, step.slot, step.target)
         proof = Proof(step.target.checksum, kernel, found.warm_ms, found.peak_bytes, found.derived, found.measured)
         await asyncio.to_thread(self.station.note_proof, proof)
         log.info("proved", deployment=goal.deployment, version=step.target.label, warm_ms=found.warm_ms, probes=len(found.measured))
 
     async def _switch(self, step: SwitchTo, goal: Goal) -> None:
-        done = await asyncio.to_thread(self.station.switch, step.target, step.slot, step.order, self._seen_ns[1])
+        with self._timed("switch"):
+            done = await asyncio.to_thread(self.station.switch, step.target, step.slot, step.order, self._seen_ns[1])
+        self._means.observer.paused(goal.deployment, done.call_us)
         call_us = -int(-done.call_us // 1)
         log.info("switched", deployment=goal.deployment, version=step.target.label, slot=step.slot, epoch=done.epoch, call_us=call_us)
         await self._await_workers(step.target)  # at once: the lag runs until they answer
@@ -322,8 +335,12 @@ class Tender:
 
     async def _await_workers(self, target: Target) -> None:
         epoch = self.station.block.active()[1]
-        await self._means.crew.acknowledged(self.station.name, target, ACKNOWLEDGE_S)
+        was_due = self.station.record.order_seen_ns
+        with self._timed("await_workers"):
+            await self._means.crew.acknowledged(self.station.name, target, ACKNOWLEDGE_S)
         await asyncio.to_thread(self.station.note_answering, target)
+        if was_due:
+            self._means.observer.answered(self.station.name, self.station.record.lag_ms)
         self._answering = target, epoch
 
     async def _attest(self, step: Attest, goal: Goal) -> None:
@@ -347,12 +364,16 @@ class Tender:
         slots = [slot for slot in (0, 1) if self.station.slot_record(slot).checksum == step.target.checksum and slot != self.station.active]
         if not counters.bytes_total and step.stage is Stage.READY and slots:
             kept = self.station.staging_cost(step.target, slots[0], goal.order)
+            self._means.observer.placed(goal.deployment, kept)
             counters = msgspec.structs.replace(kept, bytes_fetched=counters.bytes_fetched)
         if step.stage is Stage.ACTIVE:
             counters = msgspec.structs.replace(counters, lag_ms=self.station.record.lag_ms)
         change = msgspec.structs.replace(change, counters=counters)
         self.station.remember(change=change)
         return change
+
+    def _timed(self, step: str) -> AbstractContextManager[None]:
+        return self._means.observer.step(self.station.name, step)
 
     def _change_record(self, goal: Goal, target: Target) -> ChangeRecord | None:
         if goal.change is None or goal.change.to != target:

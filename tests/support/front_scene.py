@@ -17,8 +17,8 @@ from node_agent.ipc import Server
 from node_agent.journal import DeploymentRecord, Journal
 from node_agent.messages import (
     NOT_LOADED,
-    Family,
     Fault,
+    GaugeSample,
     GetMetrics,
     GetVector,
     Infer,
@@ -27,7 +27,6 @@ from node_agent.messages import (
     Metrics,
     Numbered,
     Reply,
-    Sample,
     Served,
     SlotServed,
     Tensor,
@@ -76,8 +75,7 @@ class FakeWorker:
 
     async def _answer(self, call: Numbered) -> Reply:
         if isinstance(call, GetMetrics):
-            sample = Sample("raftmeta_agent_worker_requests_total", {"worker": "0"}, 7.0)
-            return Metrics(call.number, (Family("raftmeta_agent_worker_requests", "Requests", "counter", (sample,)),))
+            return Metrics(call.number, (GaugeSample("worker_private_bytes", ("0",), 7.0),))
         assert isinstance(call, Infer)
         self.calls.append(call)
         if self.hold is not None:

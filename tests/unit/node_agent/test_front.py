@@ -134,6 +134,7 @@ def test_a_request_survives_the_death_of_its_worker(tmp_path: Path) -> None:
         await scene.worker.start()
         assert (await task).status_code == 200
         assert len(scene.worker.calls) == 2
+        assert "raftmeta_agent_replays_total 1.0" in (await scene.http.get("/metrics")).text
 
     run(tmp_path, work)
 
@@ -275,12 +276,16 @@ def test_metadata_lists_the_versions_held_and_what_the_model_takes(tmp_path: Pat
 def test_one_metrics_page_covers_the_tree_and_never_names_a_version(tmp_path: Path) -> None:
     async def work(scene: Scene) -> None:
         await scene.infer()
+        (tmp_path / RECORD.arena).write_bytes(bytes(4096))
         page = (await scene.http.get("/metrics")).text
-        assert 'raftmeta_agent_worker_requests_total{worker="0"} 7.0' in page
+        assert 'raftmeta_agent_worker_private_bytes{worker="0"} 7.0' in page
+        assert 'raftmeta_agent_in_flight_requests{worker="0"} 0.0' in page
+        assert 'raftmeta_agent_arena_bytes{deployment="search"} 4096.0' in page
+        assert "raftmeta_agent_replays_total 0.0" in page
         assert 'raftmeta_agent_requests_total{deployment="search",status="200"} 1.0' in page
         assert "raftmeta_agent_ready 1.0" in page
         assert "1.0.0" not in page
         families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
         assert len(families) == len(set(families))
 
-    run(tmp_path, work)
+    run(tmp_path, work, arena_dir=tmp_path)
