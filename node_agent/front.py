@@ -85,7 +85,11 @@ class Front:
 
     async def _answer(self, scope: Mapping[str, Any], body: _Body) -> Answer:
         route = routes.find(scope["raw_path"], scope["method"])
-        self._admission.admit(route.row.action, scope["headers"])
+        try:
+            self._admission.admit(route.row.action, scope["headers"])
+        except ServeError as denied:
+            self._meter.count(table.DENIED, route.row.action, str(denied.status))
+            raise
         match route.row.kind:
             case Kind.INFER:
                 return await self._infer(route, body)

@@ -94,6 +94,7 @@ class Served(msgspec.Struct, frozen=True):
     slots: tuple[SlotServed, ...]  # verified, bound and warm, active or not
     active: int  # slot that answers, -1 when none does
     blocked: str = ""  # why no slot may be entered, whoever asks; "" also while only this worker has not loaded it yet
+    is_loading: bool = False  # the worker began a moment ago: what it does not list it may hold soon
 
 
 class WorkerState(Push, frozen=True, tag="worker_state"):

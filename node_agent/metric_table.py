@@ -42,6 +42,7 @@ _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 REQUESTS = Spec("requests", _C, "Inference requests by HTTP status", ("deployment", "status"))
 REQUEST_SECONDS = Spec("request_seconds", _H, "Inference requests from first byte to answer", ("deployment",), REQUEST_S)
+DENIED = Spec("denied_requests", _C, "Requests of callers who are not known (401) or may not (403), by action", ("action", "status"))
 REPLAYS = Spec("replays", _C, "Requests that were given to a second worker because the first was lost")
 QUEUED = Spec("queued_requests", _G, "Requests that wait for a worker")
 IN_FLIGHT = Spec("in_flight_requests", _G, "Requests that a worker has", ("worker",))

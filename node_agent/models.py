@@ -107,7 +107,7 @@ class Models:
 
     def _knows(self, model: str) -> bool:
         """Some worker knows what the slots hold; one that is still loading says nothing yet."""
-        return any(item.slots or item.blocked for item in self._served(model))
+        return any((item.slots or item.blocked) and not item.is_loading for item in self._served(model))
 
     def _slot(self, route: Route) -> SlotServed | None:
         """What would answer a request to this path."""

@@ -25,7 +25,6 @@ _MAGIC = int.from_bytes(b"rmtally1", "little")
 _HEAD = struct.Struct("<QQQ")  # magic, bytes of records, counts that found no room
 _FIRST = _HEAD.size
 _USED, _LOST = 1, 2  # words of the head
-MAX_NAME_BYTES = 4096
 
 
 def make() -> int:
@@ -88,7 +87,7 @@ class Tally:
         words = -(-len(name) // 8)
         begin = _FIRST // 8 + self._words[_USED] // 8
         place = begin + 1 + words
-        if not name or len(name) > MAX_NAME_BYTES or (place + 1) * 8 > SIZE_BYTES:
+        if (place + 1) * 8 > SIZE_BYTES:
             return None
         self._map[(begin + 1) * 8 : (begin + 1 + words) * 8] = name.ljust(words * 8, b"\0")
         self._words[begin] = len(name)

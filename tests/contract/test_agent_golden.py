@@ -47,7 +47,7 @@ def test_what_a_node_promises_is_what_was_promised() -> None:
 
 
 def test_no_metric_is_labelled_with_a_version() -> None:
-    allowed = {"deployment", "status", "worker", "outcome", "role", "index", "step", "class", "phase"}
+    allowed = {"deployment", "status", "worker", "outcome", "role", "index", "step", "class", "phase", "action"}
     assert {label for spec in METRICS for label in spec.labels} <= allowed
 
 

@@ -16,42 +16,42 @@ import pytest
 from node_agent.routes import ROUTES
 from tests.support.front_scene import RECORD, TEXT, Scene, run
 
-STATES = ("serving", "blocked", "loading", "away", "fresh", "drained")
+STATES = ("serving", "blocked", "loading", "away", "fresh", "drained", "half")
 MODEL = "/v2/models/search"
 GET: dict[str, tuple[int, ...]] = {
-    "/livez": (200,) * 6,
-    "/readyz": (200, 503, 503, 503, 503, 503),
-    "/v2/health/live": (200,) * 6,
-    "/v2/health/ready": (200, 503, 503, 503, 503, 503),
-    "/v2": (200,) * 6,
-    "/v2/": (200,) * 6,
-    MODEL: (200, 503, 503, 503, 503, 200),
-    f"{MODEL}/versions/1.0.0": (200, 409, 503, 503, 503, 200),
-    f"{MODEL}/versions/0.9.0": (200, 200, 503, 503, 503, 200),
-    f"{MODEL}/versions/7": (409, 409, 503, 503, 503, 409),
-    f"{MODEL}/ready": (200, 503, 503, 503, 503, 200),
-    f"{MODEL}/versions/1.0.0/ready": (200, 409, 503, 503, 503, 200),
-    f"{MODEL}/versions/0.9.0/ready": (200, 200, 503, 503, 503, 200),
-    f"{MODEL}/versions/7/ready": (409, 409, 503, 503, 503, 409),
-    "/v2/models/other": (404,) * 6,
-    "/v2/models/other/ready": (404,) * 6,
-    "/v2/models/other/versions/1/ready": (404,) * 6,
-    "/v2/models": (404,) * 6,
-    "/v2/models/search/": (404,) * 6,
-    "/v2/repository/index": (404,) * 6,
-    "/metrics": (200,) * 6,
-    "/raftmeta/v1/status": (200,) * 6,
-    "/raftmeta/v1/slots": (200,) * 6,
-    "/raftmeta/v1/vector/search": (200,) * 6,
-    "/raftmeta/v1/vector/other": (404,) * 6,
+    "/livez": (200,) * 7,
+    "/readyz": (200, 503, 503, 503, 503, 503, 200),
+    "/v2/health/live": (200,) * 7,
+    "/v2/health/ready": (200, 503, 503, 503, 503, 503, 200),
+    "/v2": (200,) * 7,
+    "/v2/": (200,) * 7,
+    MODEL: (200, 503, 503, 503, 503, 200, 200),
+    f"{MODEL}/versions/1.0.0": (200, 409, 503, 503, 503, 200, 200),
+    f"{MODEL}/versions/0.9.0": (200, 200, 503, 503, 503, 200, 503),
+    f"{MODEL}/versions/7": (409, 409, 503, 503, 503, 409, 503),
+    f"{MODEL}/ready": (200, 503, 503, 503, 503, 200, 200),
+    f"{MODEL}/versions/1.0.0/ready": (200, 409, 503, 503, 503, 200, 200),
+    f"{MODEL}/versions/0.9.0/ready": (200, 200, 503, 503, 503, 200, 503),
+    f"{MODEL}/versions/7/ready": (409, 409, 503, 503, 503, 409, 503),
+    "/v2/models/other": (404,) * 7,
+    "/v2/models/other/ready": (404,) * 7,
+    "/v2/models/other/versions/1/ready": (404,) * 7,
+    "/v2/models": (404,) * 7,
+    "/v2/models/search/": (404,) * 7,
+    "/v2/repository/index": (404,) * 7,
+    "/metrics": (200,) * 7,
+    "/raftmeta/v1/status": (200,) * 7,
+    "/raftmeta/v1/slots": (200,) * 7,
+    "/raftmeta/v1/vector/search": (200,) * 7,
+    "/raftmeta/v1/vector/other": (404,) * 7,
 }
 POST: dict[str, tuple[int, ...]] = {
-    f"{MODEL}/infer": (200, 503, 504, 504, 503, 200),
-    f"{MODEL}/versions/1.0.0/infer": (200, 409, 504, 504, 503, 200),
-    f"{MODEL}/versions/0.9.0/infer": (200, 200, 504, 504, 503, 200),
-    f"{MODEL}/versions/7/infer": (409, 409, 504, 504, 503, 409),
-    "/v2/models/other/infer": (404,) * 6,
-    "/v2/models/se%61rch/infer": (200, 503, 504, 504, 503, 200),
+    f"{MODEL}/infer": (200, 503, 504, 504, 503, 200, 200),
+    f"{MODEL}/versions/1.0.0/infer": (200, 409, 504, 504, 503, 200, 200),
+    f"{MODEL}/versions/0.9.0/infer": (200, 200, 504, 504, 503, 200, 504),
+    f"{MODEL}/versions/7/infer": (409, 409, 504, 504, 503, 409, 504),
+    "/v2/models/other/infer": (404,) * 7,
+    "/v2/models/se%61rch/infer": (200, 503, 504, 504, 503, 200, 200),
 }
 
 
@@ -62,6 +62,9 @@ async def put_into(scene: Scene, state: str) -> None:
     if state in ("loading", "fresh"):
         scene.worker.say(is_loading=True)
         await scene.until(lambda: not scene.front._workers[0].served[0].slots)
+    if state == "half":
+        scene.worker.say(is_half_loaded=True)
+        await scene.until(lambda: len(scene.front._workers[0].served[0].slots) == 1)
     if state == "away":
         await scene.worker.die()
         await scene.until(lambda: not scene.front._workers[0].connected)

@@ -54,19 +54,21 @@ class FakeWorker:
         self.hold: asyncio.Event | None = None
         self.fault: tuple[int, str] | None = None
         self.blocked = ""
-        self.is_loading = False
+        self.is_loading = self.is_half_loaded = False
         self._server = Server(self._answer, self.state)
 
     def state(self) -> WorkerState:
         active, other = SlotServed(0, self.label, "c" * 64, *SPECS), SlotServed(1, "0.9.0", "d" * 64, *OLD_SPECS)
         slots = () if self.is_loading else (other,) if self.blocked else (active, other)
-        return WorkerState(0, 1, (Served("search", slots, 0, blocked=self.blocked),))
+        slots = (active,) if self.is_half_loaded else slots
+        is_loading = self.is_loading or self.is_half_loaded
+        return WorkerState(0, 1, (Served("search", slots, 0, blocked=self.blocked, is_loading=is_loading),))
 
     async def start(self) -> None:
         await self._server.start(self.path)
 
-    def say(self, blocked: str = "", is_loading: bool = False) -> None:
-        self.blocked, self.is_loading = blocked, is_loading
+    def say(self, blocked: str = "", is_loading: bool = False, is_half_loaded: bool = False) -> None:
+        self.blocked, self.is_loading, self.is_half_loaded = blocked, is_loading, is_half_loaded
         self._server.push(self.state())
 
     async def die(self) -> None:
@@ -80,7 +82,7 @@ class FakeWorker:
         self.calls.append(call)
         if self.hold is not None:
             await self.hold.wait()
-        if self.is_loading:
+        if self.is_loading or (self.is_half_loaded and call.version not in ("", self.label)):
             return Fault(call.number, 503, NOT_LOADED, "not loaded in this worker yet")
         if self.fault is not None:
             return Fault(call.number, self.fault[0], "x", self.fault[1])

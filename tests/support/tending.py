@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from node_agent.metrics import Meter
+from node_agent.observe import Observer
 from node_agent.plan import Change, Goal, Order, Target
 from node_agent.report import Look
 from node_agent.tend import Means, Tender
@@ -25,6 +27,7 @@ class TendScene:
         self.crew = FakeCrew()
         self.provider = FakeProvider(self.memory, self.versions)
         self.plane = FakePlane()
+        self.meter = Meter()
         self.revision = 3
         self.take_over()
 
@@ -35,7 +38,8 @@ class TendScene:
         """A control process begins, as after a crash of the one before."""
         self.station = self.memory.station()
         self.crew.station = self.station
-        self.tender = Tender(self.station, Means("n1", "boot-1", self.plane, self.provider, self.crew, "kernel 1"))
+        means = Means("n1", "boot-1", self.plane, self.provider, self.crew, "kernel 1", Observer(self.meter))
+        self.tender = Tender(self.station, means)
 
     def close(self) -> None:
         self.station.close()

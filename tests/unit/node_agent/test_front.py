@@ -14,6 +14,9 @@ from node_agent.messages import (
     GetVector,
     Tensor,
 )
+from node_agent.metric_table import WORKER_REQUESTS
+from node_agent.metrics import Meter
+from node_agent.tally import Tally
 from tests.support.front_scene import RECORD, Scene, run
 
 
@@ -289,3 +292,33 @@ def test_one_metrics_page_covers_the_tree_and_never_names_a_version(tmp_path: Pa
         assert len(families) == len(set(families))
 
     run(tmp_path, work, arena_dir=tmp_path)
+
+
+def test_the_page_shows_what_a_process_counted_while_that_process_is_away(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        tally = Tally.private()
+        Meter(tally).count(WORKER_REQUESTS, "0", "search", "ok", amount=7)
+        scene.runtime.tallies = {("worker", "0"): tally}
+        await scene.worker.die()
+        await scene.until(lambda: not scene.front._workers[0].connected)
+        page = (await scene.http.get("/metrics")).text
+        assert 'worker_requests_total{deployment="search",outcome="ok",worker="0"} 7.0' in page
+        assert 'process_up{index="0",role="worker"} 0.0' in page
+        assert "worker_private_bytes{" not in page, "what was so is not so for ever"
+
+    run(tmp_path, work)
+
+
+def test_requests_that_wait_and_those_that_each_worker_has_are_shown_apart(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        scene.worker.hold = asyncio.Event()
+        tasks = [asyncio.create_task(scene.infer()) for _ in range(3)]
+        await scene.until(lambda: scene.front._dispatcher.queued == 2)
+        page = (await scene.http.get("/metrics")).text
+        assert 'raftmeta_agent_in_flight_requests{worker="0"} 1.0' in page and "raftmeta_agent_queued_requests 2.0" in page
+        scene.worker.hold.set()
+        await asyncio.gather(*tasks)
+        page = (await scene.http.get("/metrics")).text
+        assert 'raftmeta_agent_in_flight_requests{worker="0"} 0.0' in page and "raftmeta_agent_queued_requests 0.0" in page
+
+    run(tmp_path, work, worker_depth=1)
