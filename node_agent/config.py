@@ -134,15 +134,15 @@ class AgentConfig(settings.Settings):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together")
         faults = _port_faults(self)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            faults.append("tls_cert and tls_key belong together")
+        if bool(self.s3_access_key_id) != (self.s3_secret_file is not None):
+            faults.append("s3_access_key_id and s3_secret_file belong together")
+        if self.host_port[0] in ("0.0.0.0", "::") and not self.url:
+            faults.append(f"listen {self.listen} is every address of the machine; set url to the one that others reach it by")
         if faults:
             raise ValueError("; ".join(faults))
-        if bool(self.s3_access_key_id) != (self.s3_secret_file is not None):
-            raise ValueError("s3_access_key_id and s3_secret_file belong together")
-        if self.host_port[0] in ("0.0.0.0", "::") and not self.url:
-            raise ValueError(f"listen {self.listen} is every address of the machine; set url to the one that others reach it by")
         return self
 
     @property

@@ -126,6 +126,12 @@ def test_on_loopback_tokens_and_a_certificate_may_be_left_out(tmp_path: Path, ho
     assert config(tmp_path, GOOD + f'listen = "{host}:9000"\nprincipals_file = "principals.toml"\n').principals_file is not None
 
 
+def test_settings_that_contradict_each_other_are_all_told_at_once(tmp_path: Path) -> None:
+    detail = refusal(tmp_path, GOOD + 'listen = "0.0.0.0:9000"\ntls_cert = "c"\ns3_access_key_id = "AKID"\n')
+    for part in ("principals_file is needed", "belong together", "s3_secret_file", "set url"):
+        assert part in detail
+
+
 def test_settings_of_the_port_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     assert "contradicts" in refusal(tmp_path, GOOD + 'listen_without_tokens = true\nprincipals_file = "p"\n')
     assert "takes a principals_file" in refusal(tmp_path, GOOD + "health_without_token = false\n")

@@ -54,6 +54,19 @@ def test_an_update_and_a_roll_back_leave_their_steps_pauses_and_bytes(scene: Sce
     run(work)
 
 
+def test_a_switch_is_measured_once_though_its_workers_are_asked_again_by_the_next_control(scene: Scene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        scene.station.close()
+        scene.take_over()
+        await scene.rest(scene.goal(1), lambda look: look.ready)
+        found = samples(scene)
+        assert (found["step_seconds_count", "await_workers"], found["step_seconds_count", "switch"]) == (2, 1)
+        assert (found["switch_seconds_count",], found["switch_pause_seconds_count",]) == (1, 1)
+
+    run(work)
+
+
 def test_a_step_that_fails_is_counted_by_class_and_phase_each_time_and_is_no_step_that_was_done(scene: Scene) -> None:
     async def work() -> None:
         await scene.roll(None, 1)
