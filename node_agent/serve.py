@@ -114,7 +114,7 @@ def _refuse_parameters(request: _Body) -> None:
     for where, parameters, known in places:
         for name, value in parameters.items():
             if name != known or value is not False:
-                asked = f"parameter {name[:MAX_NAME]!r} with value {str(value)[:40]!r}"
+                asked = f"parameter {name[:MAX_NAME]!r} with value {msgspec.json.encode(value).decode()[:40]}"
                 raise ServeError(400, f"{where}: {asked} is not supported; leave it out")
 
 

@@ -103,9 +103,9 @@ BAD: list[tuple[bytes, int, str]] = [
     (body(one("FP64", [1], [10**400])), 400, "outside FP64"),
     (body(one("BYTES", [1], [1])), 400, "takes strings"),
     (body(one("BYTES", [1], ["\ud800"])), 400, "surrogate"),
-    (body(one("BYTES", [1], ["x"], parameters={"binary_data_size": 4})), 400, "'binary_data_size' with value '4' is not supported"),
+    (body(one("BYTES", [1], ["x"], parameters={"binary_data_size": 4})), 400, "'binary_data_size' with value 4 is not supported"),
     (body(one("BYTES", [1], ["x"]), parameters={"priority": 1}), 400, "the request: parameter 'priority'"),
-    (body(one("BYTES", [1], ["x"]), parameters={"binary_data_output": True}), 400, "'binary_data_output' with value 'True'"),
+    (body(one("BYTES", [1], ["x"]), parameters={"binary_data_output": True}), 400, "'binary_data_output' with value true"),
     (body(one("BYTES", [1], ["x"]), parameters={"binary_data": False}), 400, "the request: parameter 'binary_data'"),
     (body(one("BYTES", [1], ["x"], parameters={"content_type": "str"})), 400, "input 'x': parameter 'content_type'"),
     (
