@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +21,6 @@ from node_agent import report
 from node_agent.crew import Crew
 from node_agent.fetch import Cancelled
 from node_agent.journal import ChangeRecord, Proof
-from node_agent.metrics import Meter
 from node_agent.observe import Observer
 from node_agent.plan import (
     Attest,
@@ -89,7 +88,7 @@ class Means:
     provider: Provider
     crew: Crew
     kernel: str  # what computes on this node
-    observer: Observer = field(default_factory=lambda: Observer(Meter()))
+    observer: Observer
 
 
 class Tender:

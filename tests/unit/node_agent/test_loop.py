@@ -12,6 +12,8 @@ import pytest
 
 from node_agent.desired import Desired, Event, Identity
 from node_agent.loop import Bounds, Loop
+from node_agent.metrics import Meter
+from node_agent.observe import Observer
 from node_agent.plan import Target
 from node_agent.report import NodeFacts
 from node_agent.tend import Means
@@ -111,7 +113,8 @@ class Scene:
 
     async def until(self, holds: Callable[[], bool], what: str = "") -> None:
         """While the loop runs. A crew that is asked about any deployment looks at that one's memory."""
-        task = asyncio.create_task(self.loop.run(Means("n1", "boot-1", self.plane, self.provider, self.crew, "kernel 1")))
+        means = Means("n1", "boot-1", self.plane, self.provider, self.crew, "kernel 1", Observer(Meter()))
+        task = asyncio.create_task(self.loop.run(means))
         try:
             async with asyncio.timeout(15):
                 while not holds():
