@@ -43,7 +43,7 @@ class ServerTls:
         self._stamp = stamp
         try:
             self._made()
-            self.context.load_cert_chain(self._certificate, self._key)
+            self.context.load_cert_chain(self._certificate, self._key, self._no_password)
         except (RaftmetaError, OSError) as fault:
             log.error("certificate_not_taken", detail=str(fault))
         else:
@@ -53,10 +53,14 @@ class ServerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._minimum
         try:
-            context.load_cert_chain(self._certificate, self._key)
+            context.load_cert_chain(self._certificate, self._key, self._no_password)
         except OSError as cause:  # ssl.SSLError is one
             raise RaftmetaError("bad_field", f"TLS certificate {self._certificate} with key {self._key}: {cause}") from cause
         return context
+
+    def _no_password(self) -> str:
+        """Called for an encrypted key alone. The library would ask for one on the terminal, and wait."""
+        raise RaftmetaError("bad_field", f"TLS key {self._key} is encrypted; expected one without a password")
 
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
         found = []
