@@ -95,6 +95,20 @@ def test_every_route_answers_in_every_state_as_the_table_says(tmp_path: Path, st
     run(tmp_path, work, request_deadline_s=0.2)
 
 
+@pytest.mark.parametrize(
+    ("state", "says", "retry_s"),
+    [("fresh", "no version was activated yet", "5"), ("loading", "no worker serves it yet", "1"), ("blocked", "is empty", "5")],
+)
+def test_metadata_that_nobody_knows_says_why_and_when_to_come_back(tmp_path: Path, state: str, says: str, retry_s: str) -> None:
+    async def work(scene: Scene) -> None:
+        await put_into(scene, state)
+        reply = await scene.http.get(MODEL)
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, retry_s)
+        assert says in reply.json()["error"]
+
+    run(tmp_path, work)
+
+
 def check_error(path: str, reply: Any) -> None:
     """Below /v2 the protocol's error object, except that readiness answers with its own object; problem bodies elsewhere."""
     if reply.status_code < 400 or path in ("/readyz", "/v2/health/ready"):

@@ -290,6 +290,8 @@ def test_one_metrics_page_covers_the_tree_and_never_names_a_version(tmp_path: Pa
         assert "1.0.0" not in page
         families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
         assert len(families) == len(set(families))
+        scene.journal.drop("search")
+        assert "arena_bytes{" not in (await scene.http.get("/metrics")).text, "the deployment left this node"
 
     run(tmp_path, work, arena_dir=tmp_path)
 
