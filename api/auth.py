@@ -16,15 +16,14 @@ from api.operation import Scope
 from raftmeta.addresses import is_loopback
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.security.roles import Principal
-
-MAX_TOKEN_BYTES = 4_096
+from raftmeta.security.tokens import bearer_token
 
 
 def identify(authorizer: Authorizer, scope: Scope, headers: Mapping[bytes, bytes]) -> Principal:
     """Raises RaftmetaError unauthenticated or forbidden."""
     given = headers.get(b"authorization")
     if given is not None:
-        return authorizer.authenticate(_token(given))
+        return authorizer.authenticate(bearer_token(given))
     caller = authorizer.authenticate("")
     _refuse_strangers(scope.get("client"), headers)
     return caller
@@ -33,14 +32,7 @@ def identify(authorizer: Authorizer, scope: Scope, headers: Mapping[bytes, bytes
 def reidentify(authorizer: Authorizer, headers: Mapping[bytes, bytes]) -> Principal:
     """Whether a caller who was let in would be let in now, for what lasts long. Raises RaftmetaError unauthenticated."""
     given = headers.get(b"authorization")
-    return authorizer.authenticate("" if given is None else _token(given))
-
-
-def _token(given: bytes) -> str:
-    scheme, _, token = given.partition(b" ")
-    if scheme.lower() != b"bearer" or not token.strip() or len(token) > MAX_TOKEN_BYTES or not token.isascii():
-        raise RaftmetaError("unauthenticated", "the authorization header is no `Bearer TOKEN`")
-    return token.strip().decode("ascii")
+    return authorizer.authenticate("" if given is None else bearer_token(given))
 
 
 def _refuse_strangers(client: Any, headers: Mapping[bytes, bytes]) -> None:

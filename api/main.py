@@ -23,7 +23,6 @@ from api.descriptors import connections_allowed
 from api.guard import HttpLimits
 from api.server import TOLD_AWAY, Listen, Server, make_server
 from api.service import ApiLimits, Service
-from api.tls import ServerTls
 from raftmeta import collector, stderr
 from raftmeta import config as configuration
 from raftmeta.addresses import split_address
@@ -34,6 +33,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import OsDisk, lock_directory
 from raftmeta.member import Member
 from raftmeta.parts import accept_loss
+from raftmeta.security.server_tls import ServerTls
 from raftmeta.stderr import QueuedStderr
 
 log = structlog.get_logger(__name__)

@@ -20,9 +20,9 @@ import uvicorn
 
 from api.guard import HttpLimits, guarded, sweep
 from api.listener import Listener
-from api.tls import ServerTls
 from raftmeta.addresses import join_address
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.security.server_tls import ServerTls
 
 log = structlog.get_logger(__name__)
 

@@ -25,8 +25,12 @@ _NOT_BENCHMARKS = {
     "scale_state",
     "weights",
     "load_peers",
+    "asker",
+    "encoders",
+    "nodes",
+    "pourer",
 }
-_NOT_IN_ALL = {"against", "failover", "churn", "scale"}  # needs to be told a revision; take minutes each
+_NOT_IN_ALL = {"against", "failover", "churn", "scale", "soak", "staging"}  # needs to be told a revision; take minutes each
 
 
 def names() -> list[str]:

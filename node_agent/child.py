@@ -15,6 +15,7 @@ from pathlib import Path
 
 from node_agent import config as configuration
 from node_agent.runtime import Runtime, end_with_parent, start_log
+from node_agent.tally import Tally
 from raftmeta.core.errors import RaftmetaError
 
 # A forward pass gives the interpreter up and takes it back at each of some hundred operations. While another thread binds the next version,
@@ -33,24 +34,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("index", "parent", "port"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--listen-fd", type=int, default=-1)
+    parser.add_argument("--tally", type=_tally_argument, action="append", default=[], metavar="ROLE-INDEX=FD")
     given = parser.parse_args(arguments)
     end_with_parent(given.parent)
     try:
         config = configuration.load(given.config)
         start_log(given.role, config)
-        _run(given.role, Runtime(config, given.boot_id, given.port), given.index, given.listen_fd)
+        runtime = Runtime(config, given.boot_id, given.port, given.index, {process: Tally(fd) for process, fd in given.tally})
+        _run(given.role, runtime, given.listen_fd)
     except RaftmetaError as error:
         sys.stderr.write(f"raftmeta agent, {given.role}: {error}\n")
         return EXIT_CONFIG
     return 0
 
 
-def _run(role: str, runtime: Runtime, index: int, listen_fd: int) -> None:
+def _tally_argument(text: str) -> tuple[tuple[str, str], int]:
+    name, _, fd = text.partition("=")
+    role, _, index = name.partition("-")
+    return (role, index), int(fd)
+
+
+def _run(role: str, runtime: Runtime, listen_fd: int) -> None:
     match role:
         case "front":
             _run_front(runtime, listen_fd)
         case "worker":
-            asyncio.run(_worker(runtime, index))
+            asyncio.run(_worker(runtime))
         case "prober":
             asyncio.run(_prober(runtime))
         case _:
@@ -70,7 +79,7 @@ async def _front(runtime: Runtime, listen_fd: int) -> None:
     await http_server.run(runtime, socket.socket(fileno=listen_fd))
 
 
-async def _worker(runtime: Runtime, index: int) -> None:
+async def _worker(runtime: Runtime) -> None:
     import torch
 
     from node_agent.engine.known import ENGINES
@@ -84,8 +93,8 @@ async def _worker(runtime: Runtime, index: int) -> None:
     torch.set_num_threads(config.threads)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loader = Loader(Store(config.store_dir, config.store_quota_bytes), ENGINES)
-    host = Host(index, (config.store_dir, config.arena_dir), loader)
-    await Worker(index, host).run(runtime)
+    host = Host(runtime.index, (config.store_dir, config.arena_dir), loader)
+    await Worker(runtime.index, host, runtime.meter("worker")).run(runtime)
 
 
 async def _prober(runtime: Runtime) -> None:

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from raftmeta import settings
+from raftmeta.addresses import is_loopback
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import NAME
 
@@ -24,6 +25,7 @@ _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}\Z")
 _PATHS = (
     ("ca_file",),
     ("token_file",),
+    ("principals_file",),
     ("s3_secret_file",),
     ("tls_cert",),
     ("tls_key",),
@@ -52,11 +54,15 @@ class AgentConfig(settings.Settings):
     zone: str  # failure domain, as in the deployments' sides
     member_urls: tuple[str, ...]  # any members of the cluster; the client fails over between them
     ca_file: Path | None = None  # certificate authority of the members' API, PEM
-    token_file: Path | None = None  # bearer token of role `agent`, one line
+    token_file: Path | None = None  # bearer token of role `agent`, one line; what this node shows to the members
     listen: str = "127.0.0.1:8100"  # host:port of the serving API; port 0 takes a free one and writes it to run_dir/address
     url: str = ""  # how clients and the checker reach this node; empty: made of `listen`
-    tls_cert: Path | None = None  # certificate chain of the serving API, PEM; with tls_key
+    tls_cert: Path | None = None  # certificate chain of the serving API, PEM; with tls_key; both are read again when they are replaced
     tls_key: Path | None = None
+    principals_file: Path | None = None  # who may call the serving API: TOML of token digests and roles, as the members'; none: everybody
+    listen_without_tokens: bool = False  # whoever reaches a `listen` that is not loopback may ask everything; instead of principals_file
+    health_without_token: bool = True  # /livez, /readyz and /v2/health/*, for probes that have no token
+    metrics_without_token: bool = False  # /metrics, for a Prometheus that has none
     store_dir: Path  # blobs, versions and the state of this node; survives reboots
     arena_dir: Path = Path("/dev/shm")  # memory file system that holds the arenas
     run_dir: Path | None = None  # Unix sockets; None: store_dir/run
@@ -128,12 +134,15 @@ class AgentConfig(settings.Settings):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:
+        faults = _port_faults(self)
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together")
+            faults.append("tls_cert and tls_key belong together")
         if bool(self.s3_access_key_id) != (self.s3_secret_file is not None):
-            raise ValueError("s3_access_key_id and s3_secret_file belong together")
+            faults.append("s3_access_key_id and s3_secret_file belong together")
         if self.host_port[0] in ("0.0.0.0", "::") and not self.url:
-            raise ValueError(f"listen {self.listen} is every address of the machine; set url to the one that others reach it by")
+            faults.append(f"listen {self.listen} is every address of the machine; set url to the one that others reach it by")
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
 
     @property
@@ -167,6 +176,24 @@ class AgentConfig(settings.Settings):
         if not text or any(not 0x21 <= ord(char) <= 0x7E for char in text):
             raise RaftmetaError("bad_field", f"token_file {self.token_file} is empty or holds blanks")
         return text
+
+
+def _port_faults(config: AgentConfig) -> list[str]:
+    """What would open the serving API further than was asked for."""
+    is_local = is_loopback(config.host_port[0])
+    faults: list[str] = []
+    if config.principals_file is None and not config.health_without_token:
+        faults.append("health_without_token is false, which takes a principals_file")
+    if config.principals_file is None and not config.listen_without_tokens and not is_local:
+        faults.append(
+            f"listen {config.listen} is not loopback, so principals_file is needed, "
+            f"or listen_without_tokens = true to let everybody in who reaches it"
+        )
+    if config.principals_file is not None and config.listen_without_tokens:
+        faults.append("listen_without_tokens contradicts principals_file: leave one out")
+    if config.principals_file is not None and config.tls_cert is None and not is_local:
+        faults.append(f"listen {config.listen} is not loopback, so tokens need tls_cert and tls_key: in plain text anybody could read them")
+    return faults
 
 
 def load(path: Path) -> AgentConfig:

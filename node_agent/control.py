@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from consistency.vector import backend, pack_blocks
+from node_agent import metric_table as table
 from node_agent.budget import DEFAULT_SHARE, Budget, memory_speed
 from node_agent.crew import Crew
 from node_agent.desired import Desired, Identity
@@ -27,6 +28,7 @@ from node_agent.journal import Journal
 from node_agent.loop import Bounds, ControlPlane, Loop
 from node_agent.messages import Done, Fault, GetMetrics, GetPlan, GetStatus, GetVector, Json, Metrics, Numbered, Reply, SetCordon
 from node_agent.metrics import Meter
+from node_agent.observe import Observer
 from node_agent.page_cache import DropBehind
 from node_agent.peers import Peer
 from node_agent.provide import StoreProvider
@@ -69,20 +71,11 @@ class ClientPlane:
 class Answers:
     """What control answers to the front."""
 
-    def __init__(self, loop: Loop, facts: NodeFacts, store: Store) -> None:
+    def __init__(self, loop: Loop, facts: NodeFacts, store: Store, meter: Meter) -> None:
         self._loop = loop
         self._facts = facts
         self._store = store
-        self._meter = Meter()
-        gauge = self._meter.gauge  # a sample per deployment, of which a node has few
-        self._reachable = gauge("control_plane_reachable", "Whether linearizable reads of the control plane are answered")
-        self._cordoned = gauge("cordoned", "Whether an operator took the node out of readiness")
-        self._silent = gauge("control_plane_silent_seconds", "Since the control plane answered last")
-        self._bytes = gauge("store_bytes", "All blobs of this node's store")
-        self._verified = gauge("slots_verified", "Slots that hold a verified version", ("deployment",))
-        self._converged = gauge("deployment_ready", "Whether the committed version serves in every worker", ("deployment",))
-        self._lag = gauge("switch_lag_ms", "From the last switch order seen to every worker answering, -1 unknown", ("deployment",))
-        self._stopped = gauge("deployment_trouble", "Whether a step of the deployment fails", ("deployment",))
+        self._meter = meter
 
     async def answer(self, call: Numbered) -> Reply:
         match call:
@@ -97,7 +90,7 @@ class Answers:
                 return Done(call.number)
             case GetMetrics():
                 await self._measure()
-                return Metrics(call.number, self._meter.families())
+                return Metrics(call.number, self._meter.gauges())
             case _:
                 return Fault(call.number, 400, "bad_request", f"control does not answer {type(call).__name__}")
 
@@ -142,18 +135,18 @@ class Answers:
         return msgspec.json.encode(body)
 
     async def _measure(self) -> None:
-        self._reachable.set(self._loop.reachable)
-        self._cordoned.set(self._loop.is_cordoned)
-        self._silent.set(self._loop.silent_s)
-        self._bytes.set(await asyncio.to_thread(self._store.used_bytes))
-        for labelled in (self._verified, self._converged, self._lag, self._stopped):
-            labelled.clear()
+        gauge = self._meter.set
+        gauge(table.REACHABLE, self._loop.reachable)
+        gauge(table.CORDONED, self._loop.is_cordoned)
+        gauge(table.SILENT_SECONDS, self._loop.silent_s)
+        gauge(table.STORE_BYTES, await asyncio.to_thread(self._store.used_bytes))
+        self._meter.clear(table.VERIFIED, table.DEPLOYMENT_READY, table.LAG_SECONDS, table.TROUBLE)
         for name, tender in self._loop.tenders.items():
             look = tender.look()
-            self._verified.labels(name).set(sum(slot.record.state == "verified" for slot in look.slots))
-            self._converged.labels(name).set(look.ready)
-            self._lag.labels(name).set(look.lag_ms)
-            self._stopped.labels(name).set(bool(look.trouble))
+            gauge(table.VERIFIED, sum(slot.record.state == "verified" for slot in look.slots), name)
+            gauge(table.DEPLOYMENT_READY, look.ready, name)
+            gauge(table.LAG_SECONDS, look.lag_ms / 1000 if look.lag_ms >= 0 else -1, name)
+            gauge(table.TROUBLE, bool(look.trouble), name)
 
 
 async def run(runtime: Runtime) -> None:
@@ -186,8 +179,10 @@ async def run(runtime: Runtime) -> None:
             fetcher = Fetcher(store, opener(config.artifact_roots, http, Buckets(config.s3).source), Patience(config.fetch_attempts))
             provider = StoreProvider(store, fetcher, plane, loop.keep)
             crew = Crew(peers, prober, config.load_timeout_s)
-            means = Means(config.node, runtime.boot_id, plane, provider, lambda record: InProcess(Station(record, places), crew, kernel()))
-            server = Server(Answers(loop, facts, store).answer, lambda: None)
+            meter = runtime.meter("control")
+            serve = lambda record: InProcess(Station(record, places), crew, kernel())  # noqa: E731 - in reading order
+            means = Means(config.node, runtime.boot_id, plane, provider, serve, Observer(meter))
+            server = Server(Answers(loop, facts, store, meter).answer, lambda: None)
             await server.start(runtime.control_socket())
             log.info("control_runs", boot_id=runtime.boot_id, members=config.member_urls)
             compiling = asyncio.create_task(asyncio.to_thread(backend))  # seconds, the first time on a machine; staging would wait for it

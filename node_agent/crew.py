@@ -16,11 +16,8 @@ from node_agent.messages import (
     Acknowledge,
     Answering,
     Cancel,
-    Family,
     Fault,
-    GetMetrics,
     Load,
-    Metrics,
     Numbered,
     Prove,
     Proved,
@@ -107,10 +104,6 @@ class Crew:
             if time.monotonic() >= deadline:
                 raise WorkersLag(f"{len(wrong)} of {len(self._peers)} workers do not answer with {target.label}: {wrong[0]}")
             await asyncio.sleep(POLL_S)
-
-    async def families(self) -> list[tuple[Family, ...]]:
-        replies = await asyncio.gather(*(_call(peer, GetMetrics, 1.0) for peer in self._peers))
-        return [reply.families for reply in replies if isinstance(reply, Metrics)]
 
     async def _until(self, peer: Peer, make: Callable[[int], Numbered], deadline: float) -> Reply | Exception:
         """One worker's reply, over as many of its lives as fit before the deadline."""

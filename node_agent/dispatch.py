@@ -63,7 +63,14 @@ class Job:
 
 
 class Dispatcher:
-    def __init__(self, workers: Sequence[Worker], queue_limit: int, depth: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        queue_limit: int,
+        depth: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_replay: Callable[[], None] = lambda: None,
+    ) -> None:
         self._workers = workers
         self._limit = queue_limit
         self._depth = depth
@@ -71,15 +78,16 @@ class Dispatcher:
         self._queue: deque[Job] = deque()
         self._busy = [0] * len(workers)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.replays = 0
+        self._on_replay = on_replay
 
     @property
     def queued(self) -> int:
         return len(self._queue)
 
     @property
-    def outstanding(self) -> int:
-        return sum(self._busy)
+    def in_flight(self) -> tuple[int, ...]:
+        """Requests that each worker has."""
+        return tuple(self._busy)
 
     async def infer(self, job: Job) -> Inferred:
         """The answer. Raises ServeError: 503 when the queue is full or the worker was lost twice, 504 past the deadline."""
@@ -101,7 +109,7 @@ class Dispatcher:
         """Hand out what can be handed out. Called when a request arrives or ends, and when a worker changes."""
         now = self._clock()
         for job in tuple(self._queue):
-            index = self._choose(job.deployment) if job.not_before <= now else None
+            index = self._choose(job) if job.not_before <= now else None
             if index is not None:
                 self._queue.remove(job)
                 self._busy[index] += 1
@@ -109,13 +117,15 @@ class Dispatcher:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    def _choose(self, deployment: str) -> int | None:
-        """The connected worker with the fewest requests that serves the deployment and has room."""
-        able = [
-            index
-            for index, worker in enumerate(self._workers)
-            if worker.connected and self._busy[index] < self._depth and any(item.deployment == deployment for item in worker.served)
-        ]
+    def _choose(self, job: Job) -> int | None:
+        """The connected worker with the fewest requests that serves the deployment and has room; of a pinned version, one that holds it.
+
+        Where no worker holds it any may say so.
+        """
+        serving = [index for index, worker in enumerate(self._workers) if worker.connected and _says(worker, job.deployment)]
+        if job.version:
+            serving = [index for index in serving if _holds(self._workers[index], job)] or serving
+        able = [index for index in serving if self._busy[index] < self._depth]
         return min(able, key=lambda index: self._busy[index], default=None)
 
     async def _run(self, job: Job, index: int) -> None:
@@ -134,7 +144,7 @@ class Dispatcher:
         except ConnectionLost:
             if job.replays < MAX_REPLAYS:
                 job.replays += 1
-                self.replays += 1
+                self._on_replay()
                 self._again(job)
             else:
                 job.fail(ServeError(503, "the worker was lost, and the next one too", retry_after_s=1))
@@ -160,3 +170,11 @@ class Dispatcher:
         self._queue.appendleft(job)
         if wait_s:
             asyncio.get_running_loop().call_later(wait_s, self.kick)
+
+
+def _says(worker: Worker, deployment: str) -> list[Served]:
+    return [item for item in worker.served if item.deployment == deployment]
+
+
+def _holds(worker: Worker, job: Job) -> bool:
+    return any(slot.label == job.version for item in _says(worker, job.deployment) for slot in item.slots)

@@ -6,6 +6,7 @@ very refusal, and may grow in number; the classes are a closed set.
 
 from __future__ import annotations
 
+import errno
 from enum import StrEnum
 
 import msgspec
@@ -61,6 +62,7 @@ _CODES: dict[ErrorClass, FailureClass] = {  # errors of the control plane and of
     ErrorClass.CAPACITY: FailureClass.RESOURCE_EXHAUSTED,
     ErrorClass.INTEGRITY: FailureClass.INTEGRITY_MISMATCH,
 }
+_ERRNO_KINDS = {errno.ENOSPC: "disk_full", errno.EDQUOT: "disk_full", errno.ENOMEM: "no_memory"}
 assert set(REFUSALS) <= set(_KINDS), set(REFUSALS) - set(_KINDS)
 
 
@@ -91,6 +93,11 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def make(kind: str, phase: str, subject: str, expected: str = "", found: str = "") -> Failure:
     """With each part cut to what fits into an attestation."""
     return Failure(kind, phase, subject[:MAX_TEXT], expected[:MAX_TEXT], found[:MAX_TEXT])
+
+
+def kind_of(cause: OSError, otherwise: str) -> str:
+    """Of an error of the system: what is full is named as such."""
+    return _ERRNO_KINDS.get(cause.errno or 0, otherwise)
 
 
 def class_of(kind: str) -> FailureClass:

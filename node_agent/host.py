@@ -125,6 +125,7 @@ class Host:
         self._deployments: dict[str, _Deployment] = {}
         self._computing: Computing | None = None
         self._closed: dict[str, str] = {}  # deployments without memory to serve from, and why
+        self._is_loading = False  # what the record and the slots name, at the start
 
     # --- computing thread
 
@@ -159,6 +160,8 @@ class Host:
                 deployment.gate.end(slot)
             if deployment.usable(slot) == usable:
                 return reply
+        if self._is_loading:
+            return Fault(call.number, 503, NOT_LOADED, f"{call.deployment}: this worker is still loading what its slots hold")
         usable_now = [found for slot in SLOTS if (found := deployment.usable(slot)) is not None]
         held = ", ".join(sorted(bound.label for bound, _ in usable_now)) or "none"
         return Fault(call.number, 409, VERSION_NOT_HELD, f"no slot of this node holds version {call.version}; held: {held}")
@@ -222,6 +225,13 @@ class Host:
 
     def load_all(self) -> list[str]:
         """What the record names and the slots hold, the active slot first: a restarted worker needs nobody. Gives what failed."""
+        self._is_loading = True
+        try:
+            return self._load_all()
+        finally:
+            self._is_loading = False
+
+    def _load_all(self) -> list[str]:
         record = journal.read(self._store_dir)
         failed: list[str] = []
         for name in sorted(record.deployments) if record else ():
@@ -249,7 +259,7 @@ class Host:
 
     def served(self) -> tuple[Served, ...]:
         """Safe in any thread: looks at dictionaries that change as a whole."""
-        opened = [_served(name, deployment) for name, deployment in sorted(self._deployments.copy().items())]
+        opened = [_served(name, deployment, self._is_loading) for name, deployment in sorted(self._deployments.copy().items())]
         return (*opened, *(Served(name, (), -1, blocked=why) for name, why in sorted(self._closed.copy().items())))
 
     def _note_closed(self, name: str, why: str) -> None:
@@ -286,16 +296,16 @@ class Host:
         return found
 
 
-def _served(name: str, deployment: _Deployment) -> Served:
+def _served(name: str, deployment: _Deployment, is_loading: bool) -> Served:
     slots = {slot: found[0] for slot in SLOTS if (found := deployment.usable(slot)) is not None}
-    bound = slots.get(deployment.active) or next(iter(slots.values()), None)
     return Served(
         deployment=name,
-        slots=tuple(SlotServed(slot, item.label, item.checksum) for slot, item in sorted(slots.items())),
+        slots=tuple(
+            SlotServed(slot, item.label, item.checksum, item.instance.inputs, item.instance.outputs) for slot, item in sorted(slots.items())
+        ),
         active=deployment.active,
-        inputs=() if bound is None else bound.instance.inputs,
-        outputs=() if bound is None else bound.instance.outputs,
         blocked=deployment.blocked(),
+        is_loading=is_loading,
     )
 
 

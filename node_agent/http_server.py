@@ -19,13 +19,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from node_agent.front import Front
 from node_agent.runtime import Runtime, log
+from node_agent.tls import server_tls
+
+BACKLOG = 1024
 
 
 class ReadLimits(NamedTuple):
+    handshake_s: float = 10.0  # of TLS
     head_s: float = 10.0  # from connecting, or from the first byte of a later request, to the end of its head
     head_bytes: int = 64 << 10
     body_s: float = 10.0  # grace for a body, to which its bytes add time
     body_bytes_per_s: int = 16 << 10  # slower than this is no client
+    certificate_look_s: float = 5.0  # between looks at the certificate's files
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -112,6 +117,28 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's, but for signals and TLS handshakes, for which it allows a minute."""
+
+    def __init__(self, config: uvicorn.Config, handshake_s: float) -> None:
+        super().__init__(config)
+        self._handshake_s = handshake_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        config, limit_s = self.config, self._handshake_s if self.config.is_ssl else None
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._connection, sock=sock, ssl=config.ssl, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=limit_s, backlog=BACKLOG
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
+
+    def _connection(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the runtime's."""
@@ -120,12 +147,13 @@ class _Server(uvicorn.Server):
 
 async def run(runtime: Runtime, listener: socket.socket, limits: ReadLimits | None = None) -> None:
     """Serve until the runtime stops, then drain."""
-    config = runtime.config
+    config, limits = runtime.config, limits or ReadLimits()
+    tls = server_tls(config, limits.certificate_look_s)
     front = Front(runtime)
     server = _Server(
         uvicorn.Config(
             front,
-            http=type("Protocol", (LimitedProtocol,), {"limits": limits or ReadLimits()}),
+            http=type("Protocol", (LimitedProtocol,), {"limits": limits}),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -134,11 +162,12 @@ async def run(runtime: Runtime, listener: socket.socket, limits: ReadLimits | No
             server_header=False,
             limit_concurrency=config.connection_limit,
             timeout_graceful_shutdown=int(config.request_deadline_s) + 1,
-            ssl_certfile=config.tls_cert,
-            ssl_keyfile=config.tls_key,
-        )
+            ssl_context_factory=None if tls is None else lambda _config, _make: tls.context,
+        ),
+        limits.handshake_s,
     )
     front.start()
+    following = [] if tls is None else [asyncio.create_task(tls.follow())]
     serving = asyncio.create_task(server.serve([listener]))
     log.info("front_serves", url=runtime.url)
     stopping = asyncio.create_task(runtime.stopping.wait())
@@ -150,4 +179,6 @@ async def run(runtime: Runtime, listener: socket.socket, limits: ReadLimits | No
         server.should_exit = True
     stopping.cancel()
     await serving
+    for task in following:
+        task.cancel()
     await front.stop()

@@ -83,8 +83,10 @@ def failure_of(cause: Exception, where: str) -> Failure:
             return failure.make(cause.code, "bind", cause.detail)
         case MemoryError():
             return failure.make("no_memory", "bind", f"{where}: {cause or 'out of memory'}")
+        case OSError():
+            return failure.make(failure.kind_of(cause, "not_bindable"), "bind", f"{where}: {cause}")
         case _:
-            return failure.make("not_bindable", "bind", f"{where}: {cause}")
+            raise AssertionError(f"no load fault: {cause!r}")
 
 
 def refused(call: Load | Prove, why: Failure) -> Fault:

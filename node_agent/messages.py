@@ -84,6 +84,8 @@ class SlotServed(msgspec.Struct, frozen=True):
     slot: int
     label: str
     checksum: str
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -92,9 +94,8 @@ class Served(msgspec.Struct, frozen=True):
     deployment: str
     slots: tuple[SlotServed, ...]  # verified, bound and warm, active or not
     active: int  # slot that answers, -1 when none does
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
     blocked: str = ""  # why no slot may be entered, whoever asks; "" also while only this worker has not loaded it yet
+    is_loading: bool = False  # the worker began a moment ago: what it does not list it may hold soon
 
 
 class WorkerState(Push, frozen=True, tag="worker_state"):
@@ -211,21 +212,16 @@ class GetMetrics(Numbered, frozen=True, tag="get_metrics"):
     pass
 
 
-class Sample(msgspec.Struct, frozen=True):
-    name: str
-    labels: dict[str, str]
+class GaugeSample(msgspec.Struct, frozen=True):
+    """What is so in one process at this moment. Counts are not asked for: they stand in tallies."""
+
+    metric: str  # as in metric_table
+    labels: tuple[str, ...]  # values
     value: float
 
 
-class Family(msgspec.Struct, frozen=True):
-    name: str
-    help: str
-    kind: str
-    samples: tuple[Sample, ...]
-
-
 class Metrics(Reply, frozen=True, tag="metrics"):
-    families: tuple[Family, ...]
+    gauges: tuple[GaugeSample, ...]
 
 
 _Any = (

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import structlog
 
 from node_agent import names
 from node_agent.config import AgentConfig
+from node_agent.metrics import Meter
+from node_agent.tally import Tally
 from raftmeta import stderr
 
 _PR_SET_PDEATHSIG = 1
@@ -32,6 +35,8 @@ class Runtime:
     config: AgentConfig
     boot_id: str  # of this start of the agent; the same for all its processes, however often one restarts
     port: int  # on which the serving API listens
+    index: int = 0  # among the processes of this role
+    tallies: Mapping[tuple[str, str], Tally] = field(default_factory=dict)  # by role and index: of this process; in the front of all
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -50,6 +55,10 @@ class Runtime:
 
     def control_socket(self) -> Path:
         return names.control_socket(self.run_dir)
+
+    def meter(self, role: str) -> Meter:
+        """Counts go on where the process before this one stopped."""
+        return Meter(self.tallies.get((role, str(self.index))))
 
     def listen_for_stop(self) -> None:
         """SIGTERM from here on sets `stopping`; SIGINT is the supervisor's business."""

@@ -16,7 +16,6 @@ import numpy as np
 from node_agent.messages import Inferred, Tensor
 from raftmeta import strict_json
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import LABEL, NAME
 
 MAX_INPUTS = 16
 MAX_RANK = 8
@@ -30,28 +29,25 @@ DATATYPES: dict[str, str] = {
 }  # fmt: skip
 
 
-class ServeError(Exception):
-    """An answer that is no result."""
+Header = tuple[bytes, bytes]
 
-    def __init__(self, status: int, message: str, retry_after_s: int = 0) -> None:
+
+class ServeError(Exception):
+    """An answer that is no result. `code` is of a problem body, where the status does not say it."""
+
+    def __init__(self, status: int, message: str, retry_after_s: int = 0, *, code: str = "", headers: tuple[Header, ...] = ()) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.retry_after_s = retry_after_s
+        self.code = code
+        self.headers = headers
 
 
 class InferRequest(NamedTuple):
-    id: str
+    id: str | None
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...]
-
-
-class Route(NamedTuple):
-    """A path below /v2/models."""
-
-    model: str
-    version: str  # "" when the path pins none
-    action: str  # "" (metadata), "ready" or "infer"
 
 
 class _Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,26 +65,9 @@ class _Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: tuple[_Input, ...]
-    id: str = ""
+    id: str | None = None
     outputs: tuple[_Output, ...] = ()
     parameters: dict[str, Any] = {}
-
-
-def model_route(path: str) -> Route:
-    """The model, pinned version and action of a path that begins with /v2/models/. Raises ServeError 404."""
-    parts = path.removeprefix("/v2/models/").split("/")
-    version = ""
-    if len(parts) >= 3 and parts[1] == "versions":
-        version = parts[2]
-        if not LABEL.match(version):
-            raise ServeError(404, f"{version[:140]!r} is no version label")
-        del parts[1:3]
-    action = "/".join(parts[1:])
-    if action not in ("", "ready", "infer"):
-        raise ServeError(404, f"no such resource: {path[:200]}")
-    if not NAME.match(parts[0]):
-        raise ServeError(404, f"{parts[0][:140]!r} is no model name")
-    return Route(parts[0], version, action)
 
 
 def parse_infer(body: bytes, limit: int) -> InferRequest:
@@ -99,22 +78,23 @@ def parse_infer(body: bytes, limit: int) -> InferRequest:
         raise ServeError(413 if cause.code == "body_too_large" else 400, cause.detail) from cause
     except msgspec.ValidationError as cause:
         raise ServeError(400, f"the request does not fit the protocol: {cause}") from cause
-    if len(request.id) > MAX_ID:
+    if request.id is not None and len(request.id) > MAX_ID:
         raise ServeError(400, f"id has {len(request.id)} characters, the limit is {MAX_ID}")
     if not 1 <= len(request.inputs) <= MAX_INPUTS:
         raise ServeError(400, f"{len(request.inputs)} inputs, expected 1..{MAX_INPUTS}")
     if len(request.outputs) > MAX_INPUTS:
         raise ServeError(400, f"{len(request.outputs)} outputs, the limit is {MAX_INPUTS}")
-    names = [item.name for item in request.inputs]
-    if len(set(names)) != len(names):
-        raise ServeError(400, "two inputs have the same name")
+    for what, items in (("inputs", request.inputs), ("outputs", request.outputs)):
+        if len({item.name for item in items}) != len(items):
+            raise ServeError(400, f"two {what} have the same name")
+    _refuse_parameters(request)
     return InferRequest(request.id, tuple(_tensor(item) for item in request.inputs), tuple(item.name for item in request.outputs))
 
 
-def infer_body(model: str, request_id: str, result: Inferred) -> bytes:
-    """The JSON of an answer."""
+def infer_body(model: str, request_id: str | None, result: Inferred) -> bytes:
+    """The JSON of an answer; an id that was given comes back, the empty one too."""
     body: dict[str, Any] = {"model_name": model, "model_version": result.version}
-    if request_id:
+    if request_id is not None:
         body["id"] = request_id
     body["outputs"] = [
         {"name": item.name, "datatype": item.datatype, "shape": item.shape, "data": _values(item)} for item in result.outputs
@@ -126,12 +106,22 @@ def error_body(message: str) -> bytes:
     return msgspec.json.encode({"error": message})
 
 
+def _refuse_parameters(request: _Body) -> None:
+    """What a parameter asks for is done or refused: tensors as JSON are what is sent anyway, everything else is not spoken here."""
+    places = [("the request", request.parameters, "binary_data_output")]
+    places += [(f"input {item.name[:MAX_NAME]!r}", item.parameters, "") for item in request.inputs]
+    places += [(f"output {item.name[:MAX_NAME]!r}", item.parameters, "binary_data") for item in request.outputs]
+    for where, parameters, known in places:
+        for name, value in parameters.items():
+            if name != known or value is not False:
+                asked = f"parameter {name[:MAX_NAME]!r} with value {msgspec.json.encode(value).decode()[:40]}"
+                raise ServeError(400, f"{where}: {asked} is not supported; leave it out")
+
+
 def _tensor(item: _Input) -> Tensor:
     what = f"input {item.name[:MAX_NAME]!r}"
     if not item.name or len(item.name) > MAX_NAME:
         raise ServeError(400, f"{what}: the name is empty or longer than {MAX_NAME} characters")
-    if "binary_data_size" in item.parameters:
-        raise ServeError(400, f"{what}: binary tensors are not supported, send `data`")
     if not 1 <= len(item.shape) <= MAX_RANK or min(item.shape) < 1:
         raise ServeError(400, f"{what}: shape {list(item.shape)[:MAX_RANK]} needs 1..{MAX_RANK} dimensions of at least 1")
     if item.datatype != "BYTES" and item.datatype not in DATATYPES:

@@ -109,7 +109,7 @@ class HttpSource:
             raise SourceError(f"{file}: status {response.status_code}")
         if response.headers.get("content-encoding", "identity") != "identity":
             raise SourceError(f"{file}: the server encodes the body although it was asked not to")
-        for chunk in response.iter_raw(CHUNK):
+        for chunk in response.iter_raw():  # as it comes: what arrived before a cut is kept
             wanted = chunk[max(0, begin - place) : max(0, end - place)]
             place += len(chunk)
             if wanted:

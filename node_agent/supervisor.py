@@ -1,8 +1,9 @@
 """The supervisor: starts the processes of an agent, starts again what ends, and stops all in order.
 
-It holds what must outlive any of them: the lock on the store directory, the listening socket, and for each worker the kernel's word that it
-has ended, which alone allows its place in the control blocks to be cleared. It loads neither torch nor a model and makes no decision. A
-child that keeps ending is started ever more slowly. When the supervisor goes, however it goes, the kernel takes the children along.
+It holds what must outlive any of them: the lock on the store directory, the listening socket, the memory that each process counts in, and
+for each worker the kernel's word that it has ended, which alone allows its place in the control blocks to be cleared. It loads neither
+torch nor a model and makes no decision. A child that keeps ending is started ever more slowly. When the supervisor goes, however it goes,
+the kernel takes the children along.
 """
 
 from __future__ import annotations
@@ -18,20 +19,23 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent import journal, names
+from node_agent import journal, names, tally
 from node_agent.config import AgentConfig, child_environment
 from node_agent.device import inventory
 from node_agent.device.control_block import ControlBlock
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
+from node_agent.tls import server_tls
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import lock_directory
+from raftmeta.security.tokens import load_principals
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 STEADY_S = 10.0  # a child that lived this long starts again at once
 STOP_S = 10.0  # for workers and control to end after SIGTERM
 BACKLOG = 1024
+COUNTING = ("worker", "front", "control")  # the prober counts nothing
 
 
 @dataclass
@@ -63,13 +67,16 @@ class Supervisor:
         # workers before the front: its first request finds them; control last, since it asks workers to load
         self._children = [Child("worker", index) for index in range(config.workers)]
         self._children += [Child("front", 0), Child("prober", 0), Child("control", 0)]
+        self._tallies: dict[str, int] = {}  # descriptors of what each process counts in, by its name
 
     def run(self) -> int:
         """Returns the exit status once everything has stopped. Raises RaftmetaError when it cannot start."""
         with lock_directory(self.config.store_dir):
             self._prepare_directories()
+            self._check_port_files()
             self._fresh_control_blocks()
             self._listener = self._listen()
+            self._make_tallies()
             signal.set_wakeup_fd(self._wake_write)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
@@ -82,6 +89,8 @@ class Supervisor:
                 self._stop()
             finally:
                 self._kill_all()
+                for fd in self._tallies.values():
+                    os.close(fd)
             if self._purge_arena:
                 self._purge()
         log.info("agent_stopped")
@@ -97,6 +106,12 @@ class Supervisor:
                 raise RaftmetaError("bad_field", f"arena_dir {self.config.arena_dir} is no directory")
         except OSError as cause:
             raise RaftmetaError("bad_field", f"run_dir {self.config.sockets_dir} cannot be made: {cause}") from cause
+
+    def _check_port_files(self) -> None:
+        """What every front would refuse, said once, before anything runs. Raises RaftmetaError bad_field that names the file."""
+        server_tls(self.config)
+        if self.config.principals_file is not None:
+            load_principals(self.config.principals_file)
 
     def _fresh_control_blocks(self) -> None:
         """Nothing serves until control has looked at the memory: what an earlier start left there may have rotted."""
@@ -122,6 +137,14 @@ class Supervisor:
         fresh.rename(address)
         return listener
 
+    def _make_tallies(self) -> None:
+        try:
+            for child in self._children:
+                if child.role in COUNTING:
+                    self._tallies[child.name] = tally.make()
+        except OSError as cause:
+            raise RaftmetaError("internal", f"no memory for what the processes count: {cause}") from cause
+
     def _start_due(self) -> None:
         now = time.monotonic()
         for child in self._children:
@@ -132,10 +155,14 @@ class Supervisor:
         command = [sys.executable, "-m", "node_agent.child", "--role", child.role, "--index", str(child.index)]
         command += ["--config", str(self._config_file), "--boot-id", self.boot_id, "--parent", str(os.getpid())]
         command += ["--port", str(self._port)]
-        passed: tuple[int, ...] = ()
+        passed: list[int] = []
         if child.role == "front":
-            passed = (self._listener.fileno(),)
+            passed.append(self._listener.fileno())
             command += ["--listen-fd", str(passed[0])]
+        for name, fd in self._tallies.items():
+            if name == child.name or child.role == "front":  # which shows what all of them counted
+                passed.append(fd)
+                command += ["--tally", f"{name}={fd}"]
         # a group of its own: Ctrl-C on the terminal reaches the supervisor alone, which stops the rest in order
         child.process = subprocess.Popen(
             command, pass_fds=passed, stdin=subprocess.DEVNULL, process_group=0, env=child_environment(self.config)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ import msgspec
 from node_agent import report
 from node_agent.fetch import Cancelled
 from node_agent.journal import ChangeRecord, DeploymentRecord, Proof
+from node_agent.observe import Observer
 from node_agent.plan import Attest, AwaitWorkers, Fetch, Goal, Obey, Order, StageInto, Step, SwitchTo, Target, Verify, Warm
 from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
@@ -130,6 +132,7 @@ class Means:
     plane: Plane
     provider: Provider
     serve: Callable[[DeploymentRecord], Serving]  # takes over what an earlier control left. Raises Refusal or OSError
+    observer: Observer
 
 
 class Taker:
@@ -157,7 +160,8 @@ class Taker:
             case StageInto():
                 await self._stage(step, goal)
             case Verify():
-                await self._serving.verify(step.target, step.slot, _change_id(goal))
+                with self._timed("verify"):
+                    await self._serving.verify(step.target, step.slot, _change_id(goal))
             case Warm():
                 await self._warm(step, goal)
             case SwitchTo():
@@ -172,7 +176,9 @@ class Taker:
     async def _fetch(self, step: Fetch, goal: Goal) -> None:
         self._cancel.clear()
         elsewhere = await asyncio.to_thread(self._serving.held)
-        fetched = await self._means.provider.fetch(step.target, elsewhere, self._cancel.is_set)
+        with self._timed("fetch"):
+            fetched = await self._means.provider.fetch(step.target, elsewhere, self._cancel.is_set)
+        self._means.observer.fetched(goal.deployment, fetched)
         self._prepared.forget()
         change = self._change_record(goal, step.target)
         if change is not None:
@@ -186,7 +192,8 @@ class Taker:
         fetched = 0 if change is None else change.counters.bytes_fetched
         self._writing = True
         try:
-            counters = await self._serving.stage(Staging(step.target, manifest, step.slot, goal.order, _change_id(goal), fetched))
+            with self._timed("stage"):
+                counters = await self._serving.stage(Staging(step.target, manifest, step.slot, goal.order, _change_id(goal), fetched))
         except Refusal as refusal:
             self._prepared.forget()
             if refusal.kind == "vector_mismatch":
@@ -194,6 +201,7 @@ class Taker:
             raise
         finally:
             self._writing = False
+        self._means.observer.placed(goal.deployment, counters)
         if change is not None:
             await asyncio.to_thread(self._remembered.remember, change=msgspec.structs.replace(change, counters=counters))
         log.info("staged", deployment=goal.deployment, version=step.target.label, slot=step.slot, **report.counters(counters))
@@ -228,19 +236,23 @@ class Taker:
         if self._cancel.is_set():
             raise Cancelled
         await self._prove(step, goal)
-        await self._serving.warm(step.target, step.slot, _change_id(goal))
+        with self._timed("warm"):
+            await self._serving.warm(step.target, step.slot, _change_id(goal))
 
     async def _prove(self, step: Warm, goal: Goal) -> None:
         """Once per version and kernel: a roll-back and a restart go on what was seen before."""
         if self._remembered.proof(step.target, self._serving.kernel) is not None:
             return
-        proof = await self._serving.probe(step.target, step.slot)
+        with self._timed("probe"):
+            proof = await self._serving.probe(step.target, step.slot)
         await asyncio.to_thread(self._remembered.note_proof, proof)
         log.info("proved", deployment=goal.deployment, version=step.target.label, warm_ms=proof.warm_ms, probes=len(proof.measured))
 
     async def _switch(self, step: SwitchTo, goal: Goal) -> None:
         await asyncio.to_thread(self._remembered.obey, step.target, step.order, self.seen_ns)
-        done = await self._serving.switch(step.target, step.slot)
+        with self._timed("switch"):
+            done = await self._serving.switch(step.target, step.slot)
+        self._means.observer.paused(goal.deployment, done.call_us)
         call_us = -int(-done.call_us // 1)
         log.info("switched", deployment=goal.deployment, version=step.target.label, slot=step.slot, epoch=done.epoch, call_us=call_us)
         await self._await_answers(step.target, goal)  # at once: the lag runs until they answer
@@ -251,14 +263,18 @@ class Taker:
     async def _await_answers(self, target: Target, goal: Goal) -> None:
         """A request that does not leave the old slot keeps its worker from answering: the time to drain holds for it too."""
         epoch = (await asyncio.to_thread(self._serving.look, None)).epoch
+        was_due = self._remembered.record.order_seen_ns
         cancels = goal.drain.overdue is DrainOverdue.CANCEL
         try:
-            await self._serving.answering(target, min(ACKNOWLEDGE_S, goal.drain.limit_s) if cancels else ACKNOWLEDGE_S)
+            with self._timed("await_workers"):
+                await self._serving.answering(target, min(ACKNOWLEDGE_S, goal.drain.limit_s) if cancels else ACKNOWLEDGE_S)
         except STEP_FAULTS:
             if cancels:
                 await self._end_overdue(goal)
             raise
         await asyncio.to_thread(self._remembered.note_answering, target)
+        if was_due:
+            self._means.observer.answered(goal.deployment, self._remembered.record.lag_ms)
         self.answering = target, epoch
 
     async def _attest(self, step: Attest, goal: Goal) -> None:
@@ -282,12 +298,16 @@ class Taker:
         slots = [at for at, look in enumerate(self._serving.slots()) if look.record.checksum == step.target.checksum and not look.active]
         if not counters.bytes_total and step.stage is Stage.READY and slots:
             kept = self._serving.cost(step.target, slots[0], goal.order)
+            self._means.observer.placed(goal.deployment, kept)
             counters = msgspec.structs.replace(kept, bytes_fetched=counters.bytes_fetched)
         if step.stage is Stage.ACTIVE:
             counters = msgspec.structs.replace(counters, lag_ms=self._remembered.record.lag_ms)
         change = msgspec.structs.replace(change, counters=counters)
         self._remembered.remember(change=change)
         return change
+
+    def _timed(self, step: str) -> AbstractContextManager[None]:
+        return self._means.observer.step(self._remembered.name, step)
 
     async def _count(self, change: ChangeRecord, **fields: int) -> None:
         counted = msgspec.structs.replace(change.counters, **fields)

@@ -37,6 +37,7 @@ class Tender:
         self.remembered = remembered
         self.prepared = prepared
         self.serving = serving
+        self._observer = means.observer
         self._taker = Taker(remembered, prepared, serving, means)
         self._goal: Goal | None = None
         self._wake = asyncio.Event()
@@ -175,6 +176,7 @@ class Tender:
 
     async def _failed(self, step: Step, goal: Goal, trouble: Trouble) -> float:
         self._tries += 1
+        self._observer.failed(goal.deployment, trouble.failure)
         self._trouble(f"{self.doing}: {trouble.failure.detail}")
         if goal.change is not None and _ends_change(step, goal) and (not trouble.passing or self._tries >= MAX_TRIES):
             change = msgspec.structs.replace(self.remembered.change_record(goal.change.id), failure=trouble.failure)

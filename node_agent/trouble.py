@@ -40,8 +40,10 @@ def trouble_of(cause: Exception, phase: str) -> Trouble:
             return Trouble(failure.make("workers_lag", phase, str(cause)), True)
         case MemoryError():
             return Trouble(failure.make("no_memory", phase, str(cause) or "out of memory"), False)
+        case OSError():
+            return Trouble(failure.make(failure.kind_of(cause, "internal"), phase, f"{type(cause).__name__}: {cause}"), True)
         case _:
-            return Trouble(failure.make("internal", phase, f"{type(cause).__name__}: {cause}"), True)
+            raise AssertionError(f"no step fault: {cause!r}")
 
 
 def phase_of(step: Step) -> str:

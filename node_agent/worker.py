@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from node_agent import metric_table
 from node_agent.host import Host
 from node_agent.ipc import Server
 from node_agent.memory import private_bytes
@@ -43,16 +44,13 @@ WATCH_S = 0.1  # between looks at the slots' records; each takes some tens of mi
 
 
 class Worker:
-    def __init__(self, index: int, host: Host, leave: Callable[[int], object] = os._exit) -> None:
+    def __init__(self, index: int, host: Host, meter: Meter, leave: Callable[[int], object] = os._exit) -> None:
         """`leave` ends the process at once, whatever its threads do."""
         self._index = index
         self._host = host
         self._compute = ThreadPoolExecutor(1, "compute")
         self._loading = ThreadPoolExecutor(1, "load")
-        self._meter = Meter()
-        self._requests = self._meter.counter("worker_requests", "Requests by outcome", ("worker", "deployment", "outcome"))
-        self._seconds = self._meter.seconds("compute_seconds", "Time in the module and tokenizer", ("worker", "deployment"))
-        self._memory = self._meter.gauge("worker_private_bytes", "Anonymous memory of the process, without the arena", ("worker",))
+        self._meter = meter
         self._server = Server(self._answer, self._state)
         self._announced: WorkerState | None = None
         self._leave = leave
@@ -92,17 +90,17 @@ class Worker:
             case Release():
                 return await self._then_announce(self._compute, lambda: self._host.release(call))
             case GetMetrics():
-                self._memory.labels(str(self._index)).set(private_bytes())
-                return Metrics(call.number, self._meter.families())
+                self._meter.set(metric_table.WORKER_BYTES, private_bytes(), str(self._index))
+                return Metrics(call.number, self._meter.gauges())
             case _:
                 return Fault(call.number, 400, "bad_request", f"a worker does not answer {type(call).__name__}")
 
     async def _infer(self, call: Infer) -> Reply:
         labels = (str(self._index), call.deployment)
-        with self._seconds.labels(*labels).time():
+        with self._meter.timed(metric_table.COMPUTE_SECONDS, *labels):
             reply = await self._computed(call)
         outcome = "ok" if isinstance(reply, Inferred) else reply.code if isinstance(reply, Fault) else "other"
-        self._requests.labels(*labels, outcome).inc()
+        self._meter.count(metric_table.WORKER_REQUESTS, *labels, outcome)
         if outcome == NOTHING_SERVES:
             self._announce_change()  # before the answer: whoever asks for readiness after it hears the same
         return reply

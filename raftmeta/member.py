@@ -39,6 +39,7 @@ from raftmeta.watch import WatchHub, WatchLimits
 STALLED_S = 2.0  # a step of the log's thread that takes longer shows in readiness: most likely the disk
 MAX_ALARMS = 100
 NO_CLUSTER = "this data directory belongs to no cluster; it waits until a leader adds this member"
+VERIFIED = "journal and snapshot were verified at start"
 SNAPSHOT_PAUSE_S = (
     0.001  # after each chunk, which takes about as long to encode: a commit then waits for one chunk, not for the next switch
 )
@@ -197,12 +198,20 @@ class Member:
         found = [
             Check("log-thread", not self.fault, self.fault or "running"),
             Check("disk", stalled < STALLED_S, f"the current step takes {stalled:.1f} s" if stalled >= STALLED_S else "syncs return"),
-            Check("state", not self.unsound, self.unsound or "journal and snapshot were verified at start"),
+            self._state_check(),
         ]
         if self._kept is not None:  # for somebody to look at; this member is none the worse for it
             found.append(Check("kept-files", True, f"in {self._parts.data_dir / quarantine.KEPT_NAME}: {self._kept.detail}"))
         found += [Check(f"alarm-{code}", False, detail) for code, detail in sorted(self._alarms.items())]
         return tuple(found)
+
+    def _state_check(self) -> Check:
+        """Files that read back well may still hold another state than the others' do: what nobody compared is no pass."""
+        if self.unsound:
+            return Check("state", False, self.unsound)
+        if not self._replica.compared:
+            return Check("state", False, f"{VERIFIED}, but no majority has compared its state with this one yet")
+        return Check("state", True, f"{VERIFIED}, and no majority has another state")
 
     # ------------------------------------------------------------------ the replica's observer, on its thread
 
@@ -239,6 +248,9 @@ class Member:
     def alarm_over(self, code: str) -> None:
         if self._alarms.pop(code, None) is not None:
             _log.info("alarm_over", code=code)
+
+    def slow_disk(self, count: int, longest_s: float) -> None:
+        _log.warning("slow_disk", directory=str(self._parts.data_dir), slow_syncs=count, longest_ms=round(longest_s * 1000))
 
     def set_aside(self, why: Quarantine) -> None:
         quarantine.mark(self._parts.disk, self._parts.data_dir, why)

@@ -6,7 +6,8 @@ directory beside the target and renames it, so that there is a whole cluster dir
     DIR/authority/            ca.pem, ca.key: keep the key away from the members
     DIR/<member>/             server.toml and what it names; copy it to the member's machine
     DIR/agents/<node>/        agent.toml and what it names
-    DIR/tokens/, client.toml  for people; the CLI takes client.toml by --config or RAFTMETA_CLIENT_CONFIG
+    DIR/tokens/, client.toml  for people, checks from cron and clients of the models; the CLI takes client.toml by --config or
+                              RAFTMETA_CLIENT_CONFIG
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PEER_OFFSET = 100  # peer ports lie this far above the API ports, agents' twice 
 AGENT_OFFSET = 200
 MAX_AGENTS = 64
 LOCAL_HOST = "127.0.0.1"
-PEOPLE = (Role.ADMIN, Role.OPERATOR, Role.PUBLISHER, Role.READER)
+HOLDERS = (Role.ADMIN, Role.OPERATOR, Role.PUBLISHER, Role.READER, Role.CHECKER, Role.INFERENCE)  # of a token each, beside the agents
 
 _RESERVED = frozenset({"agents", "authority", "tokens"})
 
@@ -221,10 +222,10 @@ def _write_cluster(folder: Folder, target: Path, plan: ClusterPlan, options: Ini
     keys = folder.sub("authority")
     keys.write("ca.pem", authority.certificate, public=True)
     keys.write("ca.key", authority.key)
-    tokens = {Principal(role.value, role): new_token() for role in PEOPLE}
+    tokens = {Principal(role.value, role): new_token() for role in HOLDERS}
     tokens |= {Principal(AGENT_PREFIX + agent.node, Role.AGENT): new_token() for agent in plan.agents}
     purses = folder.sub("tokens")
-    for role in PEOPLE:
+    for role in HOLDERS:
         purses.write(f"{role.value}.token", f"{tokens[Principal(role.value, role)]}\n".encode())
     validity = Validity.days(now, LEAF_DAYS)
     principals = principals_toml(tokens)
@@ -236,6 +237,7 @@ def _write_cluster(folder: Folder, target: Path, plan: ClusterPlan, options: Ini
         pem = issue(authority, Subject(agent.node, _names(agent.host), client=False), validity)
         _write_tls(own, "node", pem, authority)
         own.write("agent.token", f"{tokens[Principal(AGENT_PREFIX + agent.node, Role.AGENT)]}\n".encode())
+        own.write("principals.toml", principals)
         own.write("agent.toml", agent_toml(agent, plan.urls, options))
     folder.write("ca.pem", authority.certificate, public=True)
     folder.write("client.toml", client_toml(plan.urls, f"tokens/{Role.ADMIN.value}.token"))

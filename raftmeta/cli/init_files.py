@@ -94,6 +94,7 @@ def agent_toml(agent: PlannedAgent, urls: Sequence[str], options: InitOptions) -
         "listen": agent.listen,
         "tls_cert": "node.pem",
         "tls_key": "node.key",
+        "principals_file": "principals.toml",
         "store_dir": "store",
         "arena_dir": str(options.arena_dir.absolute()),
     }
@@ -116,7 +117,7 @@ def principals_toml(tokens: Mapping[Principal, str]) -> bytes:
         ("[[principal]]", {"name": principal.name, "role": principal.role.value, "token_sha256": token_digest(token)})
         for principal, token in tokens.items()
     ]
-    return _toml("Who may call the API, with the SHA-256 of each token. Read again when it changes.", rows)
+    return _toml("Who may call, with the SHA-256 of each token. Read again when it changes.", rows)
 
 
 def _toml(comment: str, sections: Iterable[tuple[str, Mapping[str, Value]]]) -> bytes:

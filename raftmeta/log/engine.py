@@ -32,7 +32,7 @@ from raftmeta.log.messages import (
 )
 from raftmeta.log.payloads import payload_fault
 from raftmeta.log.replication import Leading, Replication
-from raftmeta.log.setup import FOLLOWER, LEADER, Halted, Hooks, Setup
+from raftmeta.log.setup import FOLLOWER, LEADER, OP_NOOP, Halted, Hooks, Setup
 from raftmeta.log.wall import Wall
 
 TICK_SLACK_S = 1e-6  # the library compares with "later than", so a tick exactly at its deadline would do nothing
@@ -266,12 +266,13 @@ class Engine(Wall):
         return next((entry.term for entry in entries if entry.index == index), None) or self._journal.term_at(index)
 
     def _that_fit(self, entries: Sequence[Entry]) -> list[Entry]:
-        """D4: the leading entries that the journal has room for; the rest is asked for again."""
+        """D4: the leading entries that there is room for; the rest is asked for again. A leader's first entry may use the reserve."""
         fitting: list[Entry] = []
         size = 0
         for entry in entries:
             size += len(entry.payload) + 64
-            if not self._journal.has_room(size):
+            fits = self._journal.has_reserve if entry.payload[0] == OP_NOOP else self._journal.has_room
+            if not fits(size):
                 self._hooks.without_room(size)
                 break
             fitting.append(entry)

@@ -71,8 +71,13 @@ class Comparison:
         self._unsound.add(member)
         self._reports.pop(member, None)
 
-    def judge(self, revision: int, members: Collection[str], quorum: int, absent: Collection[str] = ()) -> Judgement:
-        """What the reports of the members of the configuration say about this revision. Nobody waits for those that are `absent`."""
+    def judge(
+        self, revision: int, members: Collection[str], quorum: int, absent: Collection[str] = (), away: Collection[str] = ()
+    ) -> Judgement:
+        """What the reports of the members of the configuration say about this revision.
+
+        Who is `away` has no link now: it may have set itself aside unless it was heard here. Nobody waits for those that are `absent`.
+        """
         reports = {member: named[revision] for member, named in self._reports.items() if member in members and revision in named}
         own = reports.get(self._id)
         differing = sorted(member for member, found in reports.items() if found != own)
@@ -96,12 +101,13 @@ class Comparison:
         self._decided(revision)
         if self._id in largest:
             return Judgement(Verdict.PEER, revision, detail, by_majority=True)
-        goes = self._may_go([member for member in contradicted if member not in absent], set(members) - set(absent))
+        present = set(members) - set(absent)
+        goes = self._may_go([member for member in contradicted if member in present], present, set(away) - set(reports))
         return Judgement(Verdict.SELF if goes else Verdict.WAITS, revision, detail, by_majority=True)
 
-    def _may_go(self, contradicted: list[str], present: set[str]) -> bool:
+    def _may_go(self, contradicted: list[str], present: set[str], unheard: set[str]) -> bool:
         """Whether no other member is set aside, or about to be before this one, or was contradicted and has not been heard since."""
-        others = self._unsound & present - set(contradicted)
+        others = (self._unsound | unheard) & present - set(contradicted)
         return not self._one_at_a_time or (contradicted[0] == self._id and not others)
 
     def _decided(self, revision: int) -> None:

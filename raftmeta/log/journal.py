@@ -222,12 +222,20 @@ class Journal:
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether a record of that size fits without the reserve, which is for what a member must write even when its disk is full."""
+        self._look_at_spares()
+        return self._room.has_room(n_bytes, len(self._segments.all))
+
+    def has_reserve(self, n_bytes: int) -> bool:
+        """Whether a record of that size that must be written fits; the reserve is for such."""
+        self._look_at_spares()
+        return self._room.has_reserve(n_bytes, len(self._segments.all))
+
+    def _look_at_spares(self) -> None:
         if self._failed is not None:
             self._check()
         if not self._pool.at_rest:
             with self._fatal:
                 self._pool.top_up()
-        return self._room.has_room(n_bytes, len(self._segments.all))
 
     def append(self, index: int, term: int, payload: Payload) -> None:
         """Raises DiskFull, having changed nothing, when no segment is left for it."""

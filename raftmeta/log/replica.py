@@ -50,6 +50,7 @@ from raftmeta.log.reports import Reports
 from raftmeta.log.setup import LEADER, Halted, Ports, Setup, Timing
 from raftmeta.log.shortage import Shortage
 from raftmeta.log.stamping import Stamping
+from raftmeta.log.syncs import Syncs
 
 EXPIRY_S = 0.05  # how often deadlines of waiting callers are looked at
 BARRIER_S = 0.5  # a member without readers renews its barrier this often, so that its staleness is known
@@ -69,6 +70,7 @@ class Observer(Protocol):
     def heard(self, peer: str, topic: str, data: bytes) -> None: ...
     def alarm(self, code: str, detail: str) -> None: ...
     def alarm_over(self, code: str) -> None: ...
+    def slow_disk(self, count: int, longest_s: float) -> None: ...  # so many syncs took long since the last call
     def set_aside(self, why: Quarantine) -> None: ...  # durable when it returns; the replica ends after it
 
 
@@ -100,7 +102,7 @@ class Replica:
         self._stamping = Stamping(setup.ports.clock, setup.wall_ms)
         self._stamping.applied(recovered.state.cluster_ms)
         self._clocks = Clocks(self, self._stamping, setup.wall_ms)
-        self.sync_s = 0.0
+        self._syncs = Syncs(observer)
         self._bootstrap_pending = recovered.bootstrap
         engine_setup = Setup(
             member_id=setup.member_id,
@@ -148,6 +150,15 @@ class Replica:
     def contradiction(self) -> str:
         """What a majority says against this member's state, "" while none does."""
         return self._reports.contradiction
+
+    @property
+    def compared(self) -> bool:
+        """Whether a majority had this member's state at some revision since it started or got its state; alone there is nobody."""
+        return self._reports.compared or self.engine.configuration.ids == (self._setup.member_id,)
+
+    @property
+    def sync_s(self) -> float:
+        return self._syncs.last_s
 
     @property
     def snapshot_index(self) -> int:
@@ -200,9 +211,7 @@ class Replica:
     def _ship(self, transmit: Transmit) -> None:
         """Sync what is pending, then let go of what waited for it."""
         self._journal.note_committed(self.engine.commit_index)
-        synced_s = self._journal.sync()
-        if synced_s > 0.0:
-            self.sync_s = synced_s  # the last one that had something to do
+        self._syncs.took(self._journal.sync(), self._ports.clock())
         self._forwarding.flush()
         if self._outbox:
             outbox, self._outbox = self._outbox, []
@@ -388,6 +397,7 @@ class Replica:
             self._observer.replaced(self.state)
             self._bootstrap_pending = False
             self._observer.bootstrapped()
+            self._reports.replaced()
         return reply
 
     def next_chunk(self, peer: str, progress: Progress) -> SnapshotChunk | None:

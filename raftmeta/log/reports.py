@@ -1,8 +1,9 @@
 """Telling the peers what the state is, and acting on what they tell.
 
-A report goes to every peer every REPORT_EVERY revisions, in answer to a report of this member's own revision, and from a leader every
-REPORT_S, so that a quiet cluster is compared too; to one peer when its link comes up. What a difference means is decided in integrity.py.
-A member that a majority contradicts leads no more and serves no reads from that moment on, whenever its turn to set itself aside may come.
+A report goes to every peer every REPORT_EVERY revisions, at a revision that somebody else reported, and from a leader every REPORT_S, so
+that a quiet cluster is compared too; to one peer when its link comes up. What a difference means is decided in integrity.py. A member is
+`compared` once a majority had its hash at one revision: before that nothing is known, which is no pass. One that a majority contradicts
+leads no more and serves no reads from that moment on, whenever its turn to set itself aside may come.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Reports:
         self._began = float("inf")  # when this member was stepped first
         self._gone_at: dict[str, float] = {}  # peer -> when its link ended
         self._alarmed = False
+        self.compared = False  # since it started or got its state from another, a majority, itself included, had one state at some revision
         self._contradicted: tuple[int, str] | None = None  # newest revision at which a majority has another state, and who has which
         self._wrong: tuple[int, float] | None = None  # revision of which it waits to hear everybody, and until when
 
@@ -79,8 +81,15 @@ class Reports:
 
     def applied(self, before: int) -> None:
         """The state moved on from revision `before`. Raises Quarantined."""
-        if before // REPORT_EVERY != self._owner.state.revision // REPORT_EVERY:
+        revision = self._owner.state.revision
+        due = before // REPORT_EVERY != revision // REPORT_EVERY
+        if due or (before != revision and self._comparison.heard_at(revision)):  # who is ahead said it before this member came there
             self._report()
+
+    def replaced(self) -> None:
+        """The state is another member's now: what was compared before was this member's own. Raises Quarantined."""
+        self.compared = False
+        self._report()
 
     def step(self, now: float) -> None:
         """Raises Quarantined."""
@@ -133,9 +142,11 @@ class Reports:
 
     def _judge(self, revision: int, *, all_had_time: bool = False) -> None:
         owner, configuration = self._owner, self._owner.engine.configuration
-        judged = self._comparison.judge(revision, configuration.ids, configuration.quorum, self._absent())
+        judged = self._comparison.judge(revision, configuration.ids, configuration.quorum, self._absent(), self._away())
         self._stand_by(judged)
-        if judged.verdict in (Verdict.EQUAL, Verdict.PEER) and self._wrong is not None and revision >= self._wrong[0]:
+        agrees = judged.verdict in (Verdict.EQUAL, Verdict.PEER)
+        self.compared = self.compared or (agrees and judged.by_majority)
+        if agrees and self._wrong is not None and revision >= self._wrong[0]:
             self._wrong = None
         if judged.verdict is Verdict.EQUAL:
             if self._alarmed and not self._comparison.undecided:
@@ -162,14 +173,13 @@ class Reports:
             self._contradicted = None
             self._owner.engine.standing_by = False
 
+    def _away(self) -> set[str]:
+        """Members without a link."""
+        return set(self._owner.engine.configuration.ids) - set(self._owner.linked) - {self._id}
+
     def _absent(self) -> set[str]:
         """Members whose link ended long ago, or never came up since this member started."""
-        linked = self._owner.linked
-        return {
-            member
-            for member in self._owner.engine.configuration.ids
-            if member != self._id and member not in linked and self._now - self._gone_at.get(member, self._began) >= ABSENT_S
-        }
+        return {member for member in self._away() if self._now - self._gone_at.get(member, self._began) >= ABSENT_S}
 
     def _silent(self, revision: int) -> set[str]:
         """Linked members of which it is not known what their state at this revision is."""

@@ -1,7 +1,8 @@
 """Where pending records will stand, so that a full disk is known before anything is written.
 
 The plan is arithmetic over the active segment and the ready spares: a record that does not fit begins the next spare. `claim` makes sure
-of spares or raises DiskFull; nothing here writes. The reserve is never promised by `has_room`: it is for what a member must write anyhow.
+of spares or raises DiskFull; nothing here writes. The reserve is never promised by `has_room`, nor is what is left of it once it was begun
+on a full disk: it is for what a member must write anyhow, a cut or the first entry of a leader.
 """
 
 from __future__ import annotations
@@ -32,10 +33,18 @@ class Room:
             self.add(len(payload))
 
     def has_room(self, n_bytes: int, segments: int) -> bool:
+        """Whether it fits without the reserve."""
+        lacks_reserve = self.pool.short and len(self.pool.ready) - self.rolls < self.reserve
+        return not lacks_reserve and self._fits(n_bytes, segments, self.reserve)
+
+    def has_reserve(self, n_bytes: int, segments: int) -> bool:
+        """Whether it fits at all."""
+        return self._fits(n_bytes, segments, 0)
+
+    def _fits(self, n_bytes: int, segments: int, kept: int) -> bool:
         if not self.needs_segment(n_bytes):
             return True
-        spare = len(self.pool.ready) - self.rolls - self.reserve
-        return spare > 0 and self._fits_a_segment(n_bytes) and segments + self.rolls < MAX_SEGMENTS
+        return len(self.pool.ready) - self.rolls > kept and self._fits_a_segment(n_bytes) and segments + self.rolls < MAX_SEGMENTS
 
     def check_fit(self, n_bytes: int, segments: int) -> None:
         """Refuse a record that begins a segment where none may be begun for it."""

@@ -86,7 +86,8 @@ class SparePool:
     worker: Worker
     next_serial: int
     ready: deque[int] = field(default_factory=deque)
-    full: DiskFull | None = None  # why the last try failed
+    full: DiskFull | None = None  # why the last try failed; None while another one is under way
+    short: bool = False  # the last try that ended found no room
     _retry_at: float = inf
     _job: Handle[int] | None = None
     _unlinks: deque[Handle[None]] = field(default_factory=deque)
@@ -164,8 +165,9 @@ class SparePool:
         assert job is not None
         try:
             self.ready.append(job.result())
+            self.short = False
         except DiskFull as error:
-            self.full = error
+            self.full, self.short = error, True
 
 
 def prepare(disk: Disk, directory: Path, serial: int, size: int) -> int:

@@ -232,7 +232,7 @@ class Wall(SyncObj, ABC):  # type: ignore[misc]
         return [self._log.light(index) for index in range(from_index, last + 1)]
 
     def _SyncObj__onBecomeLeader(self) -> None:
-        if self._journal.has_room(LEADER_ROOM_BYTES):
+        if self._journal.has_reserve(LEADER_ROOM_BYTES):  # a leader that can take no command still answers reads
             self._become_leader()
         else:
             self._step_down()

@@ -1,7 +1,7 @@
 """Who may do what: one table from action to roles, and the action of every command. Pure.
 
-An action is the name by which the API and the leader ask; the leader asks again about commands that another member forwarded. An agent
-speaks for its own node only, whatever the table says. What is in no row is forbidden.
+An action is the name by which the API, the leader and a node's serving port ask; the leader asks again about commands that another member
+forwarded. An agent speaks for its own node only, whatever the table says. What is in no row is forbidden.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ class Role(StrEnum):
     PUBLISHER = "publisher"  # also publishes and deletes versions
     OPERATOR = "operator"  # also decides what serves, and records checks
     AGENT = "agent"  # a serving node: looks, reports, attests for itself
+    CHECKER = "checker"  # looks, asks nodes what their memory holds, and records checks
+    INFERENCE = "inference"  # asks models on the nodes, and may do nothing else
     ADMIN = "admin"  # everything that a person may do
     SYSTEM = "system"  # the members' own controller; no token gives this role
 
@@ -35,7 +37,7 @@ class Principal(msgspec.Struct, frozen=True):
 AGENT_PREFIX = "agent:"
 SYSTEM_PREFIX = "system:"
 
-_LOOKERS = frozenset({Role.READER, Role.PUBLISHER, Role.OPERATOR, Role.AGENT, Role.ADMIN})
+_LOOKERS = frozenset({Role.READER, Role.PUBLISHER, Role.OPERATOR, Role.AGENT, Role.CHECKER, Role.ADMIN})
 _PUBLISHERS = frozenset({Role.PUBLISHER, Role.ADMIN})
 _OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
 _AGENTS = frozenset({Role.AGENT})
@@ -51,12 +53,16 @@ ACTIONS: dict[str, frozenset[Role]] = {
     "activate": _OPERATORS,
     "rollback": _OPERATORS,
     "abort": _OPERATORS | {Role.SYSTEM},
-    "verdict": _OPERATORS,
+    "verdict": _OPERATORS | {Role.CHECKER},
     "heartbeat": _AGENTS,
     "attest": _AGENTS,
     "advance": frozenset({Role.SYSTEM}),
     "feature_level": _ADMINS,
     "members": _ADMINS,
+    # on a node
+    "infer": frozenset({Role.INFERENCE, Role.ADMIN}),  # models, what they take and what they answer
+    "inspect": frozenset({Role.CHECKER, Role.OPERATOR, Role.AGENT, Role.ADMIN}),  # slots, and the vector of the memory that serves
+    "health": _LOOKERS | {Role.INFERENCE},
 }
 
 OWN_NODE_ONLY = frozenset({"heartbeat", "attest"})

@@ -26,6 +26,7 @@ TOKEN_BYTES = 32
 MAX_FILE_BYTES = 1 << 20
 MAX_PRINCIPALS = 4_096
 MAX_NAME = 256
+MAX_TOKEN_BYTES = 4_096  # in an authorization header
 PREFIX = 16  # hex characters of a digest by which candidates are found
 REFRESH_S = 1.0  # the file is looked at this often at most
 
@@ -44,6 +45,14 @@ def new_token() -> str:
 
 def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def bearer_token(header: bytes) -> str:
+    """The token of an authorization header. Raises RaftmetaError unauthenticated."""
+    scheme, _, token = header.partition(b" ")
+    if scheme.lower() != b"bearer" or not token.strip() or len(token) > MAX_TOKEN_BYTES or not token.isascii():
+        raise RaftmetaError("unauthenticated", "the authorization header is no `Bearer TOKEN`")
+    return token.strip().decode("ascii")
 
 
 class Principals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import shutil
 import signal
 import threading
@@ -181,6 +182,42 @@ def test_a_killed_front_refuses_no_connection_and_comes_back(node: Node) -> None
     assert tally.wrong == []
     assert not [error for error in tally.lost if error.startswith(("ConnectError", "5"))], tally.lost
     assert len(tally.lost) <= 4, "only what the killed front had in its hands may be lost"
+
+
+def test_no_count_is_lost_or_goes_back_when_any_process_is_killed(node: Node) -> None:
+    def rising() -> dict[str, float]:
+        lines = [line.rpartition(" ") for line in node.agent.get("/metrics").text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in lines if re.search(r"_(total|sum|count|bucket)(\{|$)", name)}
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            assert httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S).status_code == 200
+
+    assert node.driver.activate("2.0.0")["status"] == "done", node.agent.log[-3000:]
+    ask(4)
+    before = rising()
+    for step in ("fetch", "stage", "probe", "warm", "switch", "await_workers"):
+        assert before[f'raftmeta_agent_step_seconds_count{{deployment="search",step="{step}"}}'] > 0
+    computed = [name for name in before if name.startswith("raftmeta_agent_worker_requests_total") and 'outcome="ok"' in name]
+    answered = 'raftmeta_agent_requests_total{deployment="search",status="200"}'
+    first = sum(before[name] for name in computed), before[answered]
+    for role in ("worker", "control", "front", "worker"):
+        killed = node.agent.kill(role)
+        ask(2)
+        now = rising()  # perhaps before the killed process is back
+        assert {name for name, value in before.items() if now.get(name, -1.0) < value} == set(), role
+        node.agent.until(lambda killed=killed: killed not in node.agent.children(), "the next life")  # type: ignore[misc]
+        node.agent.until_settled("2.0.0")
+        before = now
+    ask(3)
+    now = rising()
+    assert {name for name, value in before.items() if now.get(name, -1.0) < value} == set()
+    assert now[answered] == first[1] + 11
+    assert sum(value for name, value in now.items() if name.startswith("raftmeta_agent_worker_requests_total")) >= first[0] + 11
+    text = node.agent.get("/metrics").text
+    assert "raftmeta_agent_series_lost_total" in text and not re.search(r"series_lost_total\{.*\} [^0]", text)
+    assert not re.search(r"^raftmeta_agent_(private|arena)_bytes[^ ]* 0", text, re.MULTILINE)
+    assert "2.0.0" not in text
 
 
 def test_processes_killed_at_random_moments_of_updates_always_end_in_what_was_decided(node: Node) -> None:

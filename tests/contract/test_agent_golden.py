@@ -7,35 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
-
-pytest.importorskip("torch")
 
 from node_agent.config import AgentConfig
-from node_agent.control import Answers
 from node_agent.failure import FailureClass
-from node_agent.front import Front
-from node_agent.messages import Family
-from node_agent.report import NodeFacts
-from node_agent.runtime import Runtime
+from node_agent.metric_table import METRICS, PHASES, PREFIX, STEPS, Kind, Spec
+from node_agent.routes import ROUTES, VECTOR_QUERY
 from node_agent.serve import DATATYPES
-from node_agent.worker import Worker
+from raftmeta.security.roles import ACTIONS
 
 GOLDEN = Path(__file__).parent / "golden" / "agent.txt"
-MODEL = "/v2/models/{model}[/versions/{version}]"
-ROUTES = [
-    *(f"GET {path}" for path in ("/livez", "/readyz", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready")),
-    *(f"GET {MODEL}{action}" for action in ("", "/ready")),
-    f"POST {MODEL}/infer",
-    *(f"GET /raftmeta/v1/{name}" for name in ("status", "slots", "vector/{deployment} entries blocks")),
-]
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def lines() -> Iterator[str]:
-    yield "# routes"
-    yield from ROUTES
+    yield "# routes: methods, path, action"
+    for route in ROUTES:
+        query = f"?{'&'.join(VECTOR_QUERY)}" if route.kind == "vector" else ""
+        yield f"{' '.join(route.methods)} {route.path}{query} {route.action}"
+    yield "# roles that may do it"
+    for action in sorted({route.action for route in ROUTES}):
+        yield f"{action} {' '.join(sorted(ACTIONS[action]))}"
     yield "# failure classes of attestations"
     yield from sorted(FailureClass)
     yield "# datatypes of tensors"
@@ -43,27 +34,12 @@ def lines() -> Iterator[str]:
     yield "# settings: field and default"
     for name, field in AgentConfig.model_fields.items():
         yield f"{name} {'-' if field.is_required() else field.default}"
-    yield "# metrics: name, type, labels of a process"
-    yield from sorted(_metrics())
-
-
-def _metrics() -> Iterator[str]:
-    config = AgentConfig(node="n1", zone="a", member_urls=("http://127.0.0.1:1",), store_dir=Path("/nonexistent"))
-    nothing: Any = None
-    meters = [
-        Front(Runtime(config, "boot", 1))._meter,
-        Answers(nothing, NodeFacts("n1", "a", "boot", ""), nothing)._meter,
-        Worker(0, nothing)._meter,
-    ]
-    for meter in meters:
-        for family in meter.families():
-            yield f"{family.name} {family.kind} {' '.join(_labels(meter, family)) or '-'}"
-
-
-def _labels(meter: Any, family: Family) -> list[str]:
-    """Label names of a family, which has no samples before the first count."""
-    found = meter._registry._names_to_collectors.get(family.name) or meter._registry._names_to_collectors[f"{family.name}_total"]
-    return list(found._labelnames)
+    yield "# metrics: name, kind, labels, buckets"
+    for spec in sorted(METRICS):
+        yield " ".join((spec.full_name, spec.kind.value, ",".join(spec.labels) or "-", ",".join(map(str, spec.buckets)) or "-"))
+    yield "# steps and phases in their labels"
+    yield " ".join(STEPS)
+    yield " ".join(PHASES)
 
 
 def test_what_a_node_promises_is_what_was_promised() -> None:
@@ -71,10 +47,21 @@ def test_what_a_node_promises_is_what_was_promised() -> None:
 
 
 def test_no_metric_is_labelled_with_a_version() -> None:
-    allowed = {"deployment", "status", "worker", "outcome", "role", "index", "-"}
-    for line in _metrics():
-        assert set(line.split()[2:]) <= allowed, line
+    allowed = {"deployment", "status", "worker", "outcome", "role", "index", "step", "class", "phase", "action"}
+    assert {label for spec in METRICS for label in spec.labels} <= allowed
+
+
+def test_the_documentation_lists_every_metric_with_its_kind_labels_and_meaning() -> None:
+    rows = [line for line in DOCUMENTED.read_text("utf-8").splitlines() if line.startswith(f"| `{PREFIX}")]
+    assert rows == [row(spec) for spec in sorted(METRICS)], "python -m tests.contract.test_agent_golden prints the rows"
+
+
+def row(spec: Spec) -> str:
+    name = spec.full_name + ("_total" if spec.kind is Kind.COUNTER else "")
+    unit = next((unit for unit in ("seconds", "bytes") if spec.name.endswith(unit)), "")
+    return f"| `{name}` | {spec.kind.value} | {unit} | {', '.join(spec.labels)} | {spec.help} |"
 
 
 if __name__ == "__main__":
     GOLDEN.write_text("\n".join(lines()) + "\n")
+    print("\n".join(row(spec) for spec in sorted(METRICS)))

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from node_agent.device.port import SlotState
+from node_agent.metrics import Meter
+from node_agent.observe import Observer
 from node_agent.plan import Change, Goal, Order
 from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
@@ -53,7 +55,7 @@ class Driver:
 
     def begin(self) -> None:
         memory, serving = self.subject.memory, self.subject.serving
-        means = Means("n1", "boot-1", self.plane, FakeProvider(memory, self.versions), lambda record: serving)
+        means = Means("n1", "boot-1", self.plane, FakeProvider(memory, self.versions), lambda record: serving, Observer(Meter()))
         self.tender = Tender(Remembered(memory.journal, "search"), Prepared(memory.store, serving.held), serving, means)
 
     async def steps(self, goal: Goal, count: int) -> bool:

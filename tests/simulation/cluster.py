@@ -152,6 +152,10 @@ class Cluster(World):
     def count(self, kind: str) -> None:
         self.faults.count(kind)
 
+    def sync_s(self, member: SimMember) -> float:
+        """How long a step of this member takes now."""
+        return self.faults.sync_s(member)
+
     def alarm(self, member: str, code: str, detail: str) -> None:
         """Members may say that states differ only while one was changed behind its back, or of one that they have not heard again since."""
         self.note("alarm", member, code)
@@ -235,7 +239,7 @@ class Cluster(World):
             self._ended(member, outbox)
             return
         self.note("step", member.id, received, len(outbox), replica.engine.commit_index)
-        member.busy_until = self.now + self.faults.sync_s(member)
+        member.busy_until = self.now + self.sync_s(member)
         if outbox:
             self.at(member.busy_until, self._depart, (member, member.incarnation, outbox))
         self.wake(member, replica.next_deadline())

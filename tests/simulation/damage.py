@@ -110,10 +110,13 @@ class Damage:
         replica.state = msgspec.structs.replace(replica.state, hash_sum=replica.state.hash_sum ^ (1 << self._faults.random.randrange(256)))
 
     def _may_harm(self, replica: Replica) -> bool:
-        """Only while the others are enough: everybody is a member as far as anybody knows, and nobody else is damaged or catching up."""
-        everybody = set(self._cluster.members)
-        replicas = [member.replica for member in self._cluster.members.values() if member.replica is not None]
-        whole = all(set(each.engine.configuration.ids) == everybody and not each.engine.joining for each in replicas)
+        """Only while the others are enough: everybody is a member as far as anybody knows, and nobody else is damaged or catching up.
+
+        Who is down counts too: a removal in its log alone may yet be committed, and then takes fewer losses than everybody does.
+        """
+        members = self._cluster.members.values()
+        everybody = tuple(sorted(self._cluster.members))
+        whole = all(each.configuration and tuple(sorted(each.configuration.ids)) == everybody and not each.joining for each in members)
         return not self.members and whole and replica.engine.configuration == replica.engine.configuration_at(replica.engine.commit_index)
 
     @staticmethod

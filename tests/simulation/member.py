@@ -68,11 +68,22 @@ class SimMember:
         self.set_aside_now = False
         self._began = False  # its disk held a journal
         self._joined = True  # it was joining at its last start, as everyone is at the first
+        self._configuration = marker  # the last that it went by
         self.diverged = False  # its state was changed behind its back
 
     @property
     def alive(self) -> bool:
         return self.replica is not None
+
+    @property
+    def configuration(self) -> Configuration | None:
+        """By which it goes, or went before it was down: what it had not synced may still be on its disk."""
+        return self._configuration if self.replica is None else self.replica.engine.configuration
+
+    @property
+    def joining(self) -> bool:
+        """Whether it has no vote, as far as one can say of a member that is down."""
+        return self._joined if self.replica is None else self.replica.engine.joining
 
     @property
     def role(self) -> int:
@@ -167,12 +178,14 @@ class SimMember:
 
     def end(self) -> None:
         """The process ends by itself; what it wrote stays readable, synced or not."""
+        self._configuration = self.configuration
         self.replica = None
         self.journal = None
         self.disk.kill()
 
     def power_off(self) -> None:
         """The power went: callers never hear again, un-synced writes are lost, torn or kept."""
+        self._configuration = self.configuration
         self.replica = None
         self.journal = None
         self.disk.crash()
@@ -205,6 +218,9 @@ class SimMember:
 
     def alarm_over(self, code: str) -> None:
         self._world.note("alarm over", self.id, code)
+
+    def slow_disk(self, count: int, longest_s: float) -> None:
+        """A step takes no virtual time in here."""
 
     def set_aside(self, why: Quarantine) -> None:
         quarantine.mark(self.disk, DIRECTORY, why)

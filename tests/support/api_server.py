@@ -20,9 +20,9 @@ from api.schemas import examples
 from api.schemas.bodies import PublishBody
 from api.server import Listen, Server, make_server
 from api.service import ApiLimits, Service
-from api.tls import ServerTls
 from raftmeta.core.commands import DeclareDeployment
 from raftmeta.core.types import Policy, Side
+from raftmeta.security.server_tls import ServerTls
 from tests.support.fake_log import FakeMember
 
 SHORT = HttpLimits(max_connections=8, max_head_bytes=4_096, head_s=0.3, body_s=0.3, body_bytes_per_s=100_000, read_s=0.3, sweep_s=0.02)

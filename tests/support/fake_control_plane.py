@@ -17,6 +17,7 @@ import uvicorn
 
 from api import app
 from api.service import Service
+from raftmeta.core.commands import Body
 from raftmeta.core.rollout import decide
 from raftmeta.core.state import State
 from tests.support.fake_log import FakeMember
@@ -28,6 +29,7 @@ class FakeControlPlane:
         self.member.log.now_ms = time.time_ns() // 1_000_000
         self._numbers = itertools.count(1)
         self._news = threading.Event()
+        self._held: Callable[[Body], bool] = lambda body: False
         self._stopping = False
         self._port = 0
         self._thread: threading.Thread | None = None
@@ -74,6 +76,11 @@ class FakeControlPlane:
         self._controller.join(20)
         self.member.log.close()
 
+    def hold(self, held: Callable[[Body], bool]) -> None:
+        """Rollouts do not move on by commands of which this holds."""
+        self._held = held
+        self._news.set()
+
     def until(self, holds: Callable[[State], bool], what: str, timeout_s: float = 60.0) -> State:
         """The first state seen that satisfies this."""
         deadline = time.monotonic() + timeout_s
@@ -89,7 +96,7 @@ class FakeControlPlane:
             self._news.clear()
             log = self.member.log
             for body in decide(self.state, log.now_ms, ()):
-                if not log.switches.no_leader:
+                if not log.switches.no_leader and not self._held(body):
                     log.propose(body, f"{log.now_ms:013d}-controller-{next(self._numbers)}", "system:controller", 5.0).result()
 
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:

@@ -197,6 +197,9 @@ class ScriptedMember:
     def alarm_over(self, code: str) -> None:
         self.told[f"alarm over {code}"] += 1
 
+    def slow_disk(self, count: int, longest_s: float) -> None:
+        self.told["slow disk"] += count
+
     def set_aside(self, why: Quarantine) -> None:
         self.promises.set_aside = True
         quarantine.mark(self.disk, DATA, why)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from node_agent.in_process import InProcess
+from node_agent.metrics import Meter
+from node_agent.observe import Observer
 from node_agent.plan import Change, Goal, Order, Target
 from node_agent.prepared import Prepared
 from node_agent.remembered import Remembered
@@ -29,6 +31,7 @@ class TendScene:
         self.crew = FakeCrew()
         self.provider = FakeProvider(self.memory, self.versions)
         self.plane = FakePlane()
+        self.meter = Meter()
         self.revision = 3
         self.take_over()
 
@@ -41,7 +44,7 @@ class TendScene:
         self.crew.station = self.station
         serving = InProcess(self.station, self.crew, "kernel 1")
         self.remembered = Remembered(self.memory.journal, "search")
-        means = Means("n1", "boot-1", self.plane, self.provider, lambda record: serving)
+        means = Means("n1", "boot-1", self.plane, self.provider, lambda record: serving, Observer(self.meter))
         self.tender = Tender(self.remembered, Prepared(self.memory.store, serving.held), serving, means)
 
     def close(self) -> None:

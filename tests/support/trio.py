@@ -85,6 +85,9 @@ class Box:
     def alarm_over(self, code: str) -> None:
         self.told.append(f"alarm over {code}")
 
+    def slow_disk(self, count: int, longest_s: float) -> None:
+        self.told.append("slow disk")
+
     def set_aside(self, why: Quarantine) -> None:
         self.told.append("set aside")
         quarantine.mark(self.disk, Path("/data"), why)
@@ -163,6 +166,13 @@ class Trio:
                     if peer in self.boxes and (name, peer) not in self.cut and not self.drop(name, peer, message):
                         self.boxes[peer].inbox.append(Received(name, message))
         return until()
+
+    def rest(self, seconds: float) -> None:
+        """Nothing is written; the journals get their quiet moments, as from the thread that owns them."""
+        for _ in range(int(seconds * 10)):
+            self.run(0.1)
+            for box in self.boxes.values():
+                box.journal.idle(self.now)
 
     def leader(self) -> Box:
         """The one leader, elected if there is none yet."""

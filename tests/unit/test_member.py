@@ -79,6 +79,29 @@ def test_a_single_member_has_no_links(tmp_path: Path) -> None:
         member.stop()
 
 
+def everything_in(directory: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Owner, time of the last change and content of every file and folder."""
+    return {
+        str(path): (path.lstat().st_uid, path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in (directory, *sorted(directory.rglob("*")))
+    }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_member_that_is_started_as_another_user_than_the_owner_of_its_data_refuses_and_touches_no_file(tmp_path: Path) -> None:
+    config = ServerConfig.development(tmp_path / "data")
+    member = Member.open(config)
+    member.start()
+    member.log.propose(publication(), "key", "somebody", 10.0).result(10.0)
+    member.stop()
+    for path in (tmp_path / "data", *(tmp_path / "data").rglob("*")):
+        os.chown(path, 12345, 12345)
+    before = everything_in(tmp_path)
+    with pytest.raises(RaftmetaError, match="belongs to user id 12345, this process runs as user id 0; run it as the owner"):
+        Member.open(config)
+    assert everything_in(tmp_path) == before
+
+
 class BrokenHub(WatchHub):
     """An observer that breaks its promise not to raise, as a defect would."""
 
@@ -107,6 +130,26 @@ def test_a_member_whose_log_fails_says_so_to_its_process_before_it_says_anything
     finally:
         member.stop()
         structlog.reset_defaults()
+
+
+def test_a_member_of_several_whose_state_nobody_compared_is_not_ready_and_says_why(tmp_path: Path) -> None:
+    config = ServerConfig(
+        member_id="a",
+        zone="a",
+        cluster_id="c",
+        data_dir=tmp_path,
+        peer=PeerConfig(listen="127.0.0.1:0", plain=True),
+        members=tuple(InitialMember(id=name, zone=name, peer_address="127.0.0.1:1", api_url="http://127.0.0.1:1") for name in "ab"),
+    )
+    member = Member.open(config)
+    try:
+        member._replica.engine.joining = False  # what it holds is all there is
+        (state,) = [check for check in member.checks() if check.name == "state"]
+        assert not state.ok and "no majority has compared its state" in state.reason
+        member._replica._reports.compared = True
+        assert all(check.ok for check in member.checks())
+    finally:
+        member.stop()
 
 
 def test_a_member_that_a_majority_contradicts_is_not_ready_and_says_why(tmp_path: Path) -> None:

@@ -68,13 +68,31 @@ def test_a_watch_opened_before_at_and_after_the_compacted_revision(opened_from: 
             assert drain(watch) == sees
 
 
-def test_a_delete_at_the_compacted_revision_is_seen_or_said_to_be_gone() -> None:
-    hub = WatchHub(0, WatchLimits(max_events=1))
-    hub.publish([Event(1, "version", "m/1", "delete", None)], 1)
-    with hub.subscribe(0) as watch:
-        assert drain(watch) == [1]
-    hub.publish([event(2)], 2)
-    assert code_of(hub.subscribe, 0) == "compacted"
+@pytest.mark.parametrize("compacted_by", ["the bound of the ring", "a snapshot"])
+@pytest.mark.parametrize("opened_from", [3, 4, 5, 6])
+def test_a_delete_at_the_compaction_revision_reaches_every_watch_that_is_not_told_it_is_gone(opened_from: int, compacted_by: str) -> None:
+    """The delete is revision 5; a watch from 4 still needs it, one from 5 has had it."""
+    hub = WatchHub(3, WatchLimits(max_events=2))
+    hub.publish([event(4)], 4)
+    hub.publish([Event(5, "version", "m/1", "delete", None)], 5)
+    with hub.subscribe(4) as early:
+        assert drain(early) == [5]
+    if compacted_by == "a snapshot":
+        hub.compacted(6)
+        needed_floor = 6
+    else:
+        hub.publish([event(6)], 6)  # pushes out revision 4
+        assert hub.floor == 4
+        with hub.subscribe(4) as watch:
+            assert drain(watch) == [5, 6]
+        hub.publish([event(7)], 7)  # and now the delete itself
+        needed_floor = 5
+    assert hub.floor == needed_floor
+    if opened_from < needed_floor:
+        assert code_of(hub.subscribe, opened_from) == "compacted"
+    else:
+        with hub.subscribe(opened_from) as watch:
+            assert drain(watch) == [revision for revision in (6, 7) if opened_from < revision <= hub.revision]
 
 
 def test_a_slow_watcher_is_told_that_it_was_compacted_and_never_skips() -> None:

@@ -52,6 +52,9 @@ class Fleet:
     def ca_file(self) -> Path:
         return self.directory / "ca.pem"
 
+    def token_file(self, role: str) -> Path:
+        return self.directory / "tokens" / f"{role}.token"
+
     def connection(self) -> Connection:
         return load(self.client_config)
 

@@ -46,6 +46,7 @@ class Target:
     model: str  # as the inference protocol calls it
     rate: float  # requests per second
     ca_file: Path | None = None
+    token: str = ""  # of role inference; "" for an agent that asks for none
     timeout_s: float = 40.0  # then it is lost; longer than the agent's own deadline, so that its answer is seen
 
     max_open: int = 256  # requests without an answer; what is due beyond counts as lost
@@ -53,7 +54,9 @@ class Target:
     def open(self) -> httpx.AsyncClient:
         verify = ssl.create_default_context(cafile=str(self.ca_file)) if self.ca_file else False
         limits = httpx.Limits(max_connections=self.max_open, max_keepalive_connections=self.max_open)
-        return httpx.AsyncClient(base_url=self.url, verify=verify, limits=limits, timeout=httpx.Timeout(self.timeout_s), trust_env=False)
+        headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        timeout = httpx.Timeout(self.timeout_s)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, verify=verify, limits=limits, timeout=timeout, trust_env=False)
 
 
 class Load:

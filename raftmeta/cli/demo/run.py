@@ -86,7 +86,7 @@ def _stay(console: Console, story: Story) -> None:
     """Everything keeps running until Ctrl-C; what a reader may try meanwhile."""
     fleet = story.fleet
     agent, member = story.loads[0].target.url, fleet.connection().urls[0]
-    token = fleet.directory / "tokens" / "reader.token"
+    reader, inference = fleet.token_file("reader"), fleet.token_file("inference")
     infer = '{"inputs":[{"name":"text","shape":[1],"datatype":"BYTES","data":["Which version answers this?"]}]}'
     lines = [
         "",
@@ -97,8 +97,9 @@ def _stay(console: Console, story: Story) -> None:
         f"  raftmeta activate {DEPLOYMENT} v3",
         f"  raftmeta check {DEPLOYMENT}",
         "  raftmeta cluster status",
-        f'  curl --cacert {fleet.ca_file} -H "Authorization: Bearer $(cat {token})" {member}/v1/deployments/{DEPLOYMENT}',
-        f"  curl --cacert {fleet.ca_file} -i {agent}/v2/models/{DEPLOYMENT}/infer -H 'content-type: application/json' -d '{infer}'",
+        f'  curl --cacert {fleet.ca_file} -H "Authorization: Bearer $(cat {reader})" {member}/v1/deployments/{DEPLOYMENT}',
+        f'  curl --cacert {fleet.ca_file} -i -H "Authorization: Bearer $(cat {inference})" -H "content-type: application/json" \\',
+        f"    {agent}/v2/models/{DEPLOYMENT}/infer -d '{infer}'",
         f"  tail -f {story.settings.directory / 'logs'}/*.log",
     ]
     console.print("\n".join(lines), markup=False, soft_wrap=True)

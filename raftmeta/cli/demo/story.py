@@ -132,7 +132,8 @@ class Story:
         answers = {label: tuple(map(tuple, rows)) for label, rows in reference["answers"].items()}
         probes = Probes(tuple(reference["probes"]), answers, TOLERANCE)
         nodes = await self.fleet.nodes(client)
-        targets = [Target(side, nodes[node]["url"], DEPLOYMENT, RATE, self.fleet.ca_file) for _, node, side in AGENTS]
+        token = self.fleet.token_file("inference").read_text("ascii").strip()
+        targets = [Target(side, nodes[node]["url"], DEPLOYMENT, RATE, self.fleet.ca_file, token) for _, node, side in AGENTS]
         slowest_s = max(await asyncio.gather(*(service_time_s(target, probes.texts, CALIBRATION) for target in targets)))
         rate = max(LEAST_RATE, min(RATE, round(BUSY / slowest_s, 1)))
         self.loads += [Load(replace(target, rate=rate), probes) for target in targets]

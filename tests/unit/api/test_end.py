@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.tls import ServerTls
+from raftmeta.security.server_tls import ServerTls
 from tests.support.api_server import running, wait_until
 from tests.support.certificates import TestAuthority
 

@@ -15,7 +15,7 @@ import structlog
 
 from api.listener import Listener
 from api.server import TOLD_AWAY
-from api.tls import ServerTls
+from raftmeta.security.server_tls import ServerTls
 from tests.support.api_server import SHORT, Running, running, wait_until
 from tests.support.certificates import TestAuthority
 from tests.unit.api.harness import run

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from api.service import ApiLimits
 from raftmeta.client.sse import SseParser
 from raftmeta.watch import WatchLimits
 from tests.support.fake_log import FakeMember
-from tests.unit.api.harness import MODEL, Exchange, api, run
+from tests.unit.api.harness import DEPLOYMENT, MODEL, Exchange, api, run
 
 FAST = ApiLimits(bookmark_s=0.02, comment_s=0.01, revision_wait_s=0.05)
 SLOW = ApiLimits(bookmark_s=60, comment_s=60)
@@ -91,6 +92,39 @@ def test_bookmarks_move_over_what_a_filter_leaves_out_and_over_refused_commands(
                 assert {event for event, _, _ in watch.messages} == {"bookmark"}
                 revisions = [at for _, at, _ in watch.messages]
                 assert revisions == sorted(revisions)
+
+    run(work())
+
+
+class TakesItsTurn(Exchange):
+    """A client to which every message takes a turn of the loop, so that a bookmark may be due each time."""
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await super()._send(message)
+        await asyncio.sleep(0)
+
+
+def test_a_bookmark_never_overtakes_an_event_however_little_is_handed_out_at_once() -> None:
+    """The backlog is long, most of it is of another kind, and a bookmark is due whenever there is nothing to send."""
+
+    async def work() -> None:
+        limits = WatchLimits(take_changes=2)
+        async with api(FakeMember(limits), ApiLimits(bookmark_s=0, comment_s=0.01)) as made:
+            for number in range(12):
+                await made.publish(f"1.{number}", number)
+            await made.client.put("/v1/deployments/search", json=DEPLOYMENT)
+            for number in range(12, 20):
+                await made.publish(f"1.{number}", number)
+            await made.client.put("/v1/deployments/other", json=DEPLOYMENT)
+            wanted = [13, 22]
+            async with TakesItsTurn(made.application, "/v1/watch", "from_revision=0&resource=deployments") as watch:
+                await watch.until(lambda seen: ("bookmark", 22, {"revision": 22}) in seen.messages)
+                assert [at for kind, at, _ in watch.messages if kind == "change"] == wanted
+                marks = [at for kind, at, _ in watch.messages if kind == "bookmark"]
+                assert len(set(marks)) > 3 and marks == sorted(marks), "the backlog was handed out in pieces"
+                for place, (kind, at, _) in enumerate(watch.messages):
+                    sent = [one for before, one, _ in watch.messages[:place] if before == "change"]
+                    assert kind == "change" or sent == [revision for revision in wanted if revision <= at]
 
     run(work())
 

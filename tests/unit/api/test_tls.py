@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from api.server import Listen, make_server
-from api.tls import ServerTls
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.security.server_tls import ServerTls
 from tests.support.api_server import SHORT, Running, running
 from tests.support.certificates import TestAuthority
 
@@ -85,6 +86,15 @@ def test_files_that_cannot_be_used_at_the_start_are_named(tmp_path: Path, missin
         ServerTls(files.certificate, files.key)
     assert refused.value.code == "bad_field"
     assert str(files.certificate) in refused.value.detail
+
+
+def test_an_encrypted_key_is_refused_instead_of_asking_for_its_password(tmp_path: Path) -> None:
+    files = TestAuthority(tmp_path).agent("api")
+    key = serialization.load_pem_private_key(files.key.read_bytes(), password=None)
+    encryption = serialization.BestAvailableEncryption(b"secret")
+    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+    with pytest.raises(RaftmetaError, match=r"api\.key is encrypted"):
+        ServerTls(files.certificate, files.key)
 
 
 def test_a_port_that_is_taken_is_named() -> None:

@@ -55,12 +55,26 @@ def test_the_tokens_are_those_that_the_members_know(tmp_path: Path) -> None:
         admin = load_client(result.client).token()
         assert admin is not None
         assert authorizer.authenticate(admin).role is Role.ADMIN
-        for role in ("operator", "publisher", "reader"):
+        for role in ("operator", "publisher", "reader", "checker", "inference"):
             token = (result.directory / "tokens" / f"{role}.token").read_text().strip()
             assert authorizer.authenticate(token).role == role
         for agent in map(load_agent, result.agents):
             caller = authorizer.authenticate(agent.token() or "")
             authorizer.require(caller, "attest", f"nodes/{agent.node}/attestations")
+
+
+def test_a_node_knows_the_same_tokens_and_keeps_none_of_them_but_its_own(tmp_path: Path) -> None:
+    result = run(tmp_path / "cluster", ["a", "b", "c"], InitOptions(agents=("a:node-a1@g1",), hosts=("h1", "h2", "h3")))
+    agent = load_agent(result.agents[0])
+    assert agent.principals_file == result.agents[0].parent / "principals.toml"
+    assert mode(agent.principals_file) == 0o600
+    authorizer = Authorizer(agent.principals_file)
+    tokens = {path.stem: path.read_text().strip() for path in (result.directory / "tokens").iterdir()}
+    assert {role: authorizer.authenticate(token).role for role, token in tokens.items()} == {role: Role(role) for role in tokens}
+    authorizer.require(authorizer.authenticate(tokens["inference"]), "infer", "models/search")
+    authorizer.require(authorizer.authenticate(tokens["checker"]), "inspect", "vector/search")
+    for path in result.agents[0].parent.rglob("*"):
+        assert path.is_dir() or not any(token.encode() in path.read_bytes() for token in tokens.values()), path
 
 
 def test_members_link_up_with_what_init_wrote(tmp_path: Path) -> None:

@@ -89,6 +89,24 @@ def test_a_member_that_is_away_for_long_keeps_a_contradicted_one_waiting_no_more
     assert len({box.replica.state.state_hash for box in trio.boxes.values()}) == 1
 
 
+def test_a_contradicted_member_waits_for_one_that_left_before_it_said_what_it_holds() -> None:
+    trio = Trio(names=FIVE)
+    trio.write(trio.leader(), "v1")
+    trio.run(2.0)
+    leader = trio.leader()
+    wrong, away = [name for name in FIVE if name != leader.name][:2]
+    make_wrong(trio.boxes[wrong])
+    disk = trio.stop(away)  # it may be wrong too, and about to begin again with nothing
+    trio.write(leader, "v2")
+    trio.run(ABSENT_S / 2)
+    told = trio.boxes[wrong].told
+    assert "alarm integrity" in told and "set aside" not in told
+    trio.boot(away, disk)
+    trio.run(15.0)
+    assert trio.boxes[wrong].told.count("set aside") == 1 and "caught up" in trio.boxes[wrong].told
+    assert len({box.replica.state.state_hash for box in trio.boxes.values()}) == 1
+
+
 def test_a_read_that_waits_when_its_member_is_contradicted_is_not_answered_from_its_state() -> None:
     trio, wrong = with_one_that_was_never_heard(Rules())
     others = [name for name in FIVE[:4] if name != wrong.name]

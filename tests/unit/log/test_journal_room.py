@@ -268,3 +268,33 @@ def test_spares_are_made_in_the_worker_and_waited_for_only_when_none_is_left() -
     assert journal.last_index == 150
     disk.crash(keep=0.0)
     assert open_journal(disk).last_index == 150
+
+
+def test_d4_while_another_try_for_a_spare_is_under_way_the_reserve_stays_held_back() -> None:
+    disk, worker = MemoryDisk(), LaterWorker()
+    journal = Journal.open(disk, DIRECTORY, segment_bytes=SEGMENT_BYTES, tuning=Tuning(worker=worker))
+    run_all(worker, journal, 0.0)
+    disk.capacity_bytes = disk.used_bytes()
+    while journal.has_room(100):
+        fill(journal, journal.last_index + 1, journal.last_index + 1)
+        journal.sync()
+        run_all(worker, journal, 0.0)
+    before = len(segment_paths(disk))
+    while len(segment_paths(disk)) == before:  # what must be written begins the reserve
+        fill(journal, journal.last_index + 1, journal.last_index + 1)
+        journal.sync()
+    run_all(worker, journal, 1.0)
+    assert (journal.has_room(100), journal.has_reserve(100)) == (False, True)
+    journal.idle(1.0 + 2 * RETRY_S)
+    assert worker.jobs, "another try waits for its turn"
+    assert (journal.has_room(100), journal.has_reserve(100)) == (False, True)
+    disk.capacity_bytes = None
+    run_all(worker, journal, 1.0 + 2 * RETRY_S)
+    assert journal.has_room(100)
+
+
+def run_all(worker: LaterWorker, journal: Journal, now: float) -> None:
+    journal.idle(now)
+    while worker.jobs:
+        worker.run()
+        journal.idle(now)

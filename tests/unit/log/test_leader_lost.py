@@ -10,7 +10,7 @@ from raftmeta.log.guard import Rules
 from raftmeta.log.messages import PreVote, PreVoteReply, TimeoutNow
 from raftmeta.log.peers import Connected, Disconnected
 from raftmeta.log.proposals import Result
-from raftmeta.log.setup import LEADER
+from raftmeta.log.setup import LEADER, Timing
 from tests.support.lone_engine import LoneEngine, payload
 from tests.support.lone_engine import trio as trio_of
 from tests.support.trio import Trio, publish
@@ -230,3 +230,14 @@ def test_r9_a_leader_whose_disk_stalls_for_two_election_timeouts_is_replaced_bef
     trio.run(3.0)
     assert len({box.replica.state.state_hash for box in trio.boxes.values()}) == 1
     assert (results[0].code == "ok") == (stalled.replica.state.outcome("key-stalled") is not None)
+
+
+def test_a_leader_whose_sync_never_returns_is_replaced_within_two_election_timeouts_and_a_second() -> None:
+    trio = Trio()
+    hung = trio.leader()
+    trio.stuck.add(hung.name)  # its thread waits for the disk; its links stay up
+    within_s = 2 * Timing().election_max_s + 1.0
+    others = [box for box in trio.boxes.values() if box is not hung]
+    assert trio.run(within_s, lambda: any(box.replica.engine.may_serve_reads for box in others))
+    (leader,) = (box for box in others if box.replica.engine.role == LEADER)
+    assert trio.write(leader, "without-it").code == "ok"

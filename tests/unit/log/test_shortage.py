@@ -15,14 +15,6 @@ def alarms(box: Box) -> list[str]:
     return [what for what, before in zip(told, ["", *told], strict=False) if what != before]
 
 
-def let_pass(trio: Trio, seconds: float) -> None:
-    """Nothing is written; the journals get their quiet moments, as from the thread that owns them."""
-    for _ in range(int(seconds * 10)):
-        trio.run(0.1)
-        for box in trio.boxes.values():
-            box.journal.idle(trio.now)
-
-
 def test_d4_a_leader_that_refused_for_want_of_room_takes_its_alarm_back_when_room_returns_without_another_write() -> None:
     trio = Trio(segment_bytes=32 << 10, capacities={"m1": 320 << 10})
     full = trio.leader()
@@ -32,10 +24,10 @@ def test_d4_a_leader_that_refused_for_want_of_room_takes_its_alarm_back_when_roo
         results = trio.propose(full, publish(f"v{number}"), f"k{number}")
         assert trio.run(5.0, lambda results=results: bool(results))
     assert trio.leader() is not full
-    let_pass(trio, 5 * LOOK_S)
+    trio.rest(5 * LOOK_S)
     assert alarms(full) == [ALARM]
     full.disk.capacity_bytes = None
-    let_pass(trio, 5 * LOOK_S)
+    trio.rest(5 * LOOK_S)
     assert alarms(full) == [ALARM, OVER]
 
 
@@ -46,10 +38,10 @@ def test_d4_a_snapshot_that_found_no_room_is_taken_when_room_returns_and_not_som
     for number in range(120):
         trio.write(box, f"v{number}")
     assert alarms(box) == [ALARM] and box.replica.snapshot_index == 0
-    let_pass(trio, 5 * LOOK_S)
+    trio.rest(5 * LOOK_S)
     assert alarms(box) == [ALARM]
     box.disk.capacity_bytes = None
-    let_pass(trio, 5 * LOOK_S)
+    trio.rest(5 * LOOK_S)
     assert alarms(box) == [ALARM, OVER]
     assert box.replica.snapshot_index > 0
 
@@ -58,7 +50,7 @@ def test_a_member_with_room_says_nothing_of_its_disk() -> None:
     trio = Trio()
     for number in range(30):
         trio.write(trio.leader(), f"v{number}")
-    let_pass(trio, 5 * LOOK_S)
+    trio.rest(5 * LOOK_S)
     assert [alarms(box) for box in trio.boxes.values()] == [[], [], []]
 
 
@@ -81,8 +73,8 @@ def test_d4_when_no_majority_has_room_the_leader_refuses_says_so_and_goes_on_whe
     assert leader.journal.last_index == last, "nothing is appended that nobody could commit"
     assert [alarms(box) for box in trio.boxes.values()] == [[ALARM]] * 3, "each says it of itself, the leader of its majority"
     trio.boxes["m3"].disk.capacity_bytes = None
-    let_pass(trio, 5 * LOOK_S)
+    trio.rest(5 * LOOK_S)
     assert trio.write(leader, "after").code == "ok"
-    let_pass(trio, 5 * LOOK_S)
+    trio.rest(5 * LOOK_S)
     assert alarms(leader) == alarms(trio.boxes["m3"]) == [ALARM, OVER]
     assert alarms(trio.boxes["m2"]) == [ALARM]

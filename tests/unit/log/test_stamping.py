@@ -116,3 +116,24 @@ def test_what_is_no_clock_is_not_heard(data: bytes) -> None:
         trio.boxes[peer].replica.gossip("clock", data)
     trio.run(1.0)
     assert leader.replica.clock_offset_ms() == pytest.approx(before, abs=5)
+
+
+@pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS])
+@pytest.mark.parametrize("leads", [True, False], ids=["of the leader", "of a follower"])
+def test_a_clock_that_jumps_an_hour_moves_no_leadership_expires_nothing_and_stamps_still_rise(leads: bool, jump_ms: int) -> None:
+    trio = Trio()
+    leader = trio.leader()
+    first = trio.write(leader, "v0")
+    trio.run(11.0)  # everybody has told its clock
+    term, before = leader.replica.engine.term, leader.replica.state.cluster_ms
+    trio.wall_offsets_ms[leader.name if leads else trio.follower().name] = jump_ms
+    for number in range(1, 25):
+        trio.write(leader, f"v{number}")
+        after = leader.replica.state.cluster_ms
+        assert before < after < trio.wall_ms() + 10_000
+        before = after
+        trio.run(1.0)
+    assert trio.leader() is leader and leader.replica.engine.term == term
+    again = trio.write(leader, "v0")  # under its first key, which would be forgotten if the outcome had expired
+    assert again.outcome is not None and first.outcome is not None
+    assert again.outcome.repeated and again.outcome.revision == first.outcome.revision

@@ -56,8 +56,9 @@ def test_an_ipv6_address_is_taken(tmp_path: Path) -> None:
 
 
 def test_listening_on_every_address_needs_the_one_that_others_use(tmp_path: Path) -> None:
-    assert "set url" in refusal(tmp_path, GOOD + 'listen = "0.0.0.0:9000"\n')
-    found = config(tmp_path, GOOD + 'listen = "0.0.0.0:9000"\nurl = "http://gpu-a1:9000"\n')
+    everywhere = GOOD + 'listen = "0.0.0.0:9000"\nlisten_without_tokens = true\n'
+    assert "set url" in refusal(tmp_path, everywhere)
+    found = config(tmp_path, everywhere + 'url = "http://gpu-a1:9000"\n')
     assert found.public_url(9000) == "http://gpu-a1:9000"
 
 
@@ -104,3 +105,33 @@ def test_an_s3_key_comes_with_its_secret_and_an_endpoint_is_a_url(tmp_path: Path
     found = config(tmp_path, GOOD + 's3_endpoint = "https://[::1]:9000"\ns3_access_key_id = "AKID"\ns3_secret_file = "secret"\n')
     assert found.s3.secret_file == tmp_path / "secret"
     assert found.s3.endpoint == "https://[::1]:9000"
+
+
+CERTIFICATE = 'tls_cert = "node.pem"\ntls_key = "node.key"\n'
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "gpu-a1", "0.0.0.0", "[::]", "[2001:db8::1]"])
+def test_a_port_that_others_reach_needs_tokens_and_a_certificate_or_says_that_everybody_may_ask(tmp_path: Path, host: str) -> None:
+    text = GOOD + f'listen = "{host}:9000"\nurl = "https://gpu-a1:9000"\n'
+    assert "listen_without_tokens = true" in refusal(tmp_path, text)
+    assert "listen_without_tokens = true" in refusal(tmp_path, text + CERTIFICATE)
+    assert "tokens need tls_cert and tls_key" in refusal(tmp_path, text + 'principals_file = "principals.toml"\n')
+    assert config(tmp_path, text + "listen_without_tokens = true\n").principals_file is None
+    assert config(tmp_path, text + CERTIFICATE + 'principals_file = "principals.toml"\n').principals_file == tmp_path / "principals.toml"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "[::1]"])
+def test_on_loopback_tokens_and_a_certificate_may_be_left_out(tmp_path: Path, host: str) -> None:
+    assert config(tmp_path, GOOD + f'listen = "{host}:9000"\n').listen_without_tokens is False
+    assert config(tmp_path, GOOD + f'listen = "{host}:9000"\nprincipals_file = "principals.toml"\n').principals_file is not None
+
+
+def test_settings_that_contradict_each_other_are_all_told_at_once(tmp_path: Path) -> None:
+    detail = refusal(tmp_path, GOOD + 'listen = "0.0.0.0:9000"\ntls_cert = "c"\ns3_access_key_id = "AKID"\n')
+    for part in ("principals_file is needed", "belong together", "s3_secret_file", "set url"):
+        assert part in detail
+
+
+def test_settings_of_the_port_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    assert "contradicts" in refusal(tmp_path, GOOD + 'listen_without_tokens = true\nprincipals_file = "p"\n')
+    assert "takes a principals_file" in refusal(tmp_path, GOOD + "health_without_token = false\n")

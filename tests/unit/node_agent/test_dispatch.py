@@ -52,8 +52,19 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(work(), 20))
 
 
-def dispatcher(*workers: FakeWorker, limit: int = 10, depth: int = 1) -> Dispatcher:
-    return Dispatcher(workers, limit, depth, asyncio.get_running_loop().time)
+class Counting(Dispatcher):
+    """Counts its replays."""
+
+    def __init__(self, workers: tuple[FakeWorker, ...], limit: int, depth: int) -> None:
+        super().__init__(workers, limit, depth, asyncio.get_running_loop().time, self._replayed)
+        self.replays = 0
+
+    def _replayed(self) -> None:
+        self.replays += 1
+
+
+def dispatcher(*workers: FakeWorker, limit: int = 10, depth: int = 1) -> Counting:
+    return Counting(workers, limit, depth)
 
 
 async def settle() -> None:
@@ -85,7 +96,7 @@ def test_the_worker_with_the_fewest_requests_gets_the_next_one() -> None:
         for worker in (first, first, second):
             worker.answer()
         await asyncio.gather(*tasks)
-        assert (of.queued, of.outstanding) == (0, 0)
+        assert (of.queued, sum(of.in_flight)) == (0, 0)
 
     run(work)
 
@@ -233,6 +244,27 @@ def test_a_worker_without_the_deployment_is_passed_over() -> None:
     run(work)
 
 
+def test_a_pinned_request_goes_to_a_worker_that_holds_the_version_however_busy_it_is() -> None:
+    async def work() -> None:
+        starting = FakeWorker(served=(Served("search", (SlotServed(0, "1.0.0", "c"),), 0),))
+        holding = FakeWorker(served=(Served("search", (SlotServed(0, "1.0.0", "c"), SlotServed(1, "0.9.0", "d")), 0),))
+        of = dispatcher(starting, holding)
+        tasks = [start(of, job(version="0.9.0")) for _ in range(2)]
+        await settle()
+        assert (len(starting.asked), len(holding.asked), of.queued) == (0, 1, 1)
+        holding.answer()
+        await settle()
+        holding.answer()
+        await asyncio.gather(*tasks)
+        nowhere = start(of, job(version="7"))
+        await settle()
+        assert len(starting.asked) == 1, "any worker may say that it holds no such version"
+        starting.answer()
+        await nowhere
+
+    run(work)
+
+
 def test_the_models_refusal_is_passed_on_and_not_replayed() -> None:
     async def work() -> None:
         worker = FakeWorker()
@@ -272,6 +304,6 @@ def test_a_request_that_timed_out_is_not_replayed_when_its_worker_goes() -> None
         worker.fail(ConnectionLost())
         await settle()
         assert len(worker.asked) == 1
-        assert (of.queued, of.outstanding) == (0, 0)
+        assert (of.queued, sum(of.in_flight)) == (0, 0)
 
     run(work)

@@ -21,6 +21,7 @@ from node_agent.device.process import ProcessId, kill, start_ticks
 from node_agent.in_process import InProcess
 from node_agent.ipc import CallFailed, ConnectionLost
 from node_agent.messages import REQUEST_CANCELLED, Cancel, Done, Infer, Tensor
+from node_agent.metrics import Meter
 from node_agent.peers import Peer
 from node_agent.plan import Change, Drain, Goal
 from node_agent.refusal import Refusal
@@ -305,7 +306,7 @@ def test_a_request_in_the_old_slot_gets_503_with_a_code_of_its_own_and_its_worke
             for writer in tuple(worker._server._writers):
                 writer.transport.abort()
 
-        worker = Worker(0, hosted.host, leave)
+        worker = Worker(0, hosted.host, Meter(), leave)
         running = asyncio.create_task(worker.run(runtime))
         peer = Peer(runtime.worker_socket(0), lambda: None)
         keeping = asyncio.create_task(peer.keep_connected())

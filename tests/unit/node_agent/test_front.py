@@ -3,149 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
-import numpy as np
 import pytest
 
-from node_agent.config import AgentConfig
-from node_agent.front import Front
-from node_agent.ipc import Server
-from node_agent.journal import DeploymentRecord, Journal
 from node_agent.messages import (
-    Family,
-    Fault,
-    GetMetrics,
     GetStatus,
     GetVector,
-    Infer,
-    Inferred,
-    Json,
-    Metrics,
-    Numbered,
-    Reply,
-    Sample,
-    Served,
-    SlotServed,
     Tensor,
-    TensorSpec,
-    WorkerState,
 )
-from node_agent.plan import Target
-from node_agent.runtime import Runtime
-from raftmeta.core.types import SideName
-
-TEXT = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hello"]}]}
-SPECS = (TensorSpec("text", "BYTES", (-1,)),), (TensorSpec("embedding", "FP32", (-1, 2)),)
-PIN = Target("encoder", "1.0.0", "a" * 64, "b" * 64)
-RECORD = DeploymentRecord("search", "encoder", SideName.PRIMARY, "x.arena", "x.control", pin=PIN)
-
-
-class FakeWorker:
-    """A worker process, played over its real socket."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.label = "1.0.0"
-        self.calls: list[Infer] = []
-        self.hold: asyncio.Event | None = None
-        self.fault: tuple[int, str] | None = None
-        self.blocked = ""
-        self._server = Server(self._answer, self.state)
-
-    def state(self) -> WorkerState:
-        if self.blocked:
-            return WorkerState(0, 1, (Served("search", (), 0, blocked=self.blocked),))
-        slots = (SlotServed(0, self.label, "c" * 64), SlotServed(1, "0.9.0", "d" * 64))
-        return WorkerState(0, 1, (Served("search", slots, 0, *SPECS),))
-
-    async def start(self) -> None:
-        await self._server.start(self.path)
-
-    def say(self, blocked: str) -> None:
-        self.blocked = blocked
-        self._server.push(self.state())
-
-    async def die(self) -> None:
-        await self._server.stop()
-        self._server = Server(self._answer, self.state)
-
-    async def _answer(self, call: Numbered) -> Reply:
-        if isinstance(call, GetMetrics):
-            sample = Sample("raftmeta_agent_worker_requests_total", {"worker": "0"}, 7.0)
-            return Metrics(call.number, (Family("raftmeta_agent_worker_requests", "Requests", "counter", (sample,)),))
-        assert isinstance(call, Infer)
-        self.calls.append(call)
-        if self.hold is not None:
-            await self.hold.wait()
-        if self.fault is not None:
-            return Fault(call.number, self.fault[0], "x", self.fault[1])
-        data = np.array([[0.5, 0.25]], "<f4").tobytes()
-        return Inferred(call.number, call.version or self.label, "c" * 64, (Tensor("embedding", "FP32", (1, 2), data),))
-
-
-class FakeControl:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.asked: list[Numbered] = []
-        self.server = Server(self._answer, lambda: None)
-
-    async def _answer(self, call: Numbered) -> Reply:
-        self.asked.append(call)
-        if isinstance(call, GetVector) and call.deployment != "search":
-            return Fault(call.number, 404, "unknown_deployment", "not here")
-        if isinstance(call, GetMetrics):
-            return Metrics(call.number, ())
-        return Json(call.number, b'{"said":"control"}')
-
-
-class Scene:
-    def __init__(self, root: Path, **settings: Any) -> None:
-        values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": root, "request_deadline_s": 5}
-        self.runtime = Runtime(AgentConfig(**(values | settings)), "boot-1", 8100)
-        self.runtime.run_dir.mkdir(parents=True)
-        self.journal = Journal(root, "n1")
-        self.journal.put(RECORD)
-        self.worker = FakeWorker(self.runtime.worker_socket(0))
-        self.control = FakeControl(self.runtime.control_socket())
-
-    async def __aenter__(self) -> Scene:
-        await self.worker.start()
-        await self.control.server.start(self.control.path)
-        self.front = Front(self.runtime)
-        self.front.start()
-        transport = httpx.ASGITransport(self.front)  # type: ignore[arg-type]
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://node")
-        await self.until(lambda: self.front._workers[0].connected and self.front._control.connected and bool(self.front._workers[0].served))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.http.aclose()
-        await self.front.stop()
-        await self.worker.die()
-        await self.control.server.stop()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not holds():
-                await asyncio.sleep(0.005)
-
-    async def infer(self, path: str = "/v2/models/search/infer", body: object = TEXT, **headers: str) -> httpx.Response:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.http.post(path, content=data, headers={"content-type": "application/json"} | headers)
-
-
-def run(tmp_path: Path, work: Callable[[Scene], Awaitable[None]], **settings: Any) -> None:
-    async def whole() -> None:
-        async with Scene(tmp_path / "store", **settings) as scene:
-            await work(scene)
-
-    asyncio.run(asyncio.wait_for(whole(), 30))
+from node_agent.metric_table import WORKER_REQUESTS
+from node_agent.metrics import Meter
+from node_agent.tally import Tally
+from tests.support.front_scene import RECORD, Scene, run
 
 
 def test_an_answer_names_the_version_that_computed_it(tmp_path: Path) -> None:
@@ -164,9 +36,9 @@ def test_a_pinned_path_asks_for_that_version(tmp_path: Path) -> None:
     async def work(scene: Scene) -> None:
         reply = await scene.infer("/v2/models/search/versions/0.9.0/infer")
         assert reply.headers["x-raftmeta-version"] == "0.9.0"
-        scene.worker.fault = 409, "no slot of this node holds version 7"
-        reply = await scene.infer("/v2/models/search/versions/7/infer")
-        assert (reply.status_code, reply.json()) == (409, {"error": "no slot of this node holds version 7"})
+        scene.worker.fault = 409, "no slot of this node holds version 0.9.0"  # it went between two looks of the front
+        reply = await scene.infer("/v2/models/search/versions/0.9.0/infer")
+        assert (reply.status_code, reply.json()) == (409, {"error": "no slot of this node holds version 0.9.0"})
 
     run(tmp_path, work)
 
@@ -179,7 +51,7 @@ def test_a_pinned_path_asks_for_that_version(tmp_path: Path) -> None:
         ("GET", "/v2/models/search/infer", b"", {}, 405),
         ("POST", "/v2/models/search", b"{}", {}, 405),
         ("POST", "/v2/health/ready", b"{}", {}, 405),
-        ("GET", "/nothing", b"", {}, 404),
+        ("GET", "/v2/nothing", b"", {}, 404),
         ("POST", "/v2/models/search/infer", b"{", {}, 400),
         ("POST", "/v2/models/search/infer", b"{}", {"content-type": "text/plain"}, 415),
         ("POST", "/v2/models/search/infer", b"{}", {"inference-header-content-length": "2"}, 415),
@@ -211,7 +83,7 @@ def test_a_body_announced_as_a_gigabyte_is_refused_before_it_is_read(tmp_path: P
             sent.append(dict(message))
 
         headers = [(b"content-type", b"application/json"), (b"content-length", b"1073741824")]
-        scope = {"type": "http", "method": "POST", "path": "/v2/models/search/infer", "headers": headers, "query_string": b""}
+        scope = {"type": "http", "method": "POST", "raw_path": b"/v2/models/search/infer", "headers": headers, "query_string": b""}
         await scene.front(scope, receive, send)
         assert sent[0]["status"] == 413
         assert (b"connection", b"close") in sent[0]["headers"]
@@ -234,7 +106,7 @@ def test_a_body_of_unsaid_length_is_read_no_further_than_the_limit(tmp_path: Pat
             sent.append(dict(message))
 
         headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": "/v2/models/search/infer", "headers": headers, "query_string": b""}
+        scope = {"type": "http", "method": "POST", "raw_path": b"/v2/models/search/infer", "headers": headers, "query_string": b""}
         await scene.front(scope, receive, send)
         assert sent[0]["status"] == 413
 
@@ -265,6 +137,7 @@ def test_a_request_survives_the_death_of_its_worker(tmp_path: Path) -> None:
         await scene.worker.start()
         assert (await task).status_code == 200
         assert len(scene.worker.calls) == 2
+        assert "raftmeta_agent_replays_total 1.0" in (await scene.http.get("/metrics")).text
 
     run(tmp_path, work)
 
@@ -406,12 +279,48 @@ def test_metadata_lists_the_versions_held_and_what_the_model_takes(tmp_path: Pat
 def test_one_metrics_page_covers_the_tree_and_never_names_a_version(tmp_path: Path) -> None:
     async def work(scene: Scene) -> None:
         await scene.infer()
+        (tmp_path / RECORD.arena).write_bytes(bytes(4096))
         page = (await scene.http.get("/metrics")).text
-        assert 'raftmeta_agent_worker_requests_total{worker="0"} 7.0' in page
+        assert 'raftmeta_agent_worker_private_bytes{worker="0"} 7.0' in page
+        assert 'raftmeta_agent_in_flight_requests{worker="0"} 0.0' in page
+        assert 'raftmeta_agent_arena_bytes{deployment="search"} 4096.0' in page
+        assert "raftmeta_agent_replays_total 0.0" in page
         assert 'raftmeta_agent_requests_total{deployment="search",status="200"} 1.0' in page
         assert "raftmeta_agent_ready 1.0" in page
         assert "1.0.0" not in page
         families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
         assert len(families) == len(set(families))
+        scene.journal.drop("search")
+        assert "arena_bytes{" not in (await scene.http.get("/metrics")).text, "the deployment left this node"
+
+    run(tmp_path, work, arena_dir=tmp_path)
+
+
+def test_the_page_shows_what_a_process_counted_while_that_process_is_away(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        tally = Tally.private()
+        Meter(tally).count(WORKER_REQUESTS, "0", "search", "ok", amount=7)
+        scene.runtime.tallies = {("worker", "0"): tally}
+        await scene.worker.die()
+        await scene.until(lambda: not scene.front._workers[0].connected)
+        page = (await scene.http.get("/metrics")).text
+        assert 'worker_requests_total{deployment="search",outcome="ok",worker="0"} 7.0' in page
+        assert 'process_up{index="0",role="worker"} 0.0' in page
+        assert "worker_private_bytes{" not in page, "what was so is not so for ever"
 
     run(tmp_path, work)
+
+
+def test_requests_that_wait_and_those_that_each_worker_has_are_shown_apart(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        scene.worker.hold = asyncio.Event()
+        tasks = [asyncio.create_task(scene.infer()) for _ in range(3)]
+        await scene.until(lambda: scene.front._dispatcher.queued == 2)
+        page = (await scene.http.get("/metrics")).text
+        assert 'raftmeta_agent_in_flight_requests{worker="0"} 1.0' in page and "raftmeta_agent_queued_requests 2.0" in page
+        scene.worker.hold.set()
+        await asyncio.gather(*tasks)
+        page = (await scene.http.get("/metrics")).text
+        assert 'raftmeta_agent_in_flight_requests{worker="0"} 0.0' in page and "raftmeta_agent_queued_requests 0.0" in page
+
+    run(tmp_path, work, worker_depth=1)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from node_agent.binding import SlotViews
 from node_agent.config import AgentConfig
 from node_agent.host import Host
 from node_agent.loading import Loader
 from node_agent.messages import (
+    NOT_LOADED,
+    VERSION_NOT_HELD,
     Acknowledge,
     Answering,
     Done,
@@ -25,6 +28,7 @@ from node_agent.messages import (
     Release,
     SlotServed,
     Tensor,
+    TensorSpec,
 )
 from node_agent.peers import Peer
 from node_agent.plan import Order
@@ -33,7 +37,7 @@ from node_agent.serving import Staging
 from node_agent.station import Station
 from node_agent.worker import Worker
 from tests.support.agent_memory import NodeMemory
-from tests.support.first_byte import FakeEngine
+from tests.support.first_byte import FakeEngine, FakeInstance
 from tests.support.small_version import Version, make_version
 
 
@@ -179,7 +183,7 @@ def test_a_worker_tells_by_itself_that_the_slot_that_serves_was_taken_away_and_t
         values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": scene.memory.root}
         runtime = Runtime(AgentConfig(**values), "boot-1", 8100)  # type: ignore[arg-type]
         runtime.run_dir.mkdir(parents=True, exist_ok=True)
-        running = asyncio.create_task(Worker(0, scene.host).run(runtime))
+        running = asyncio.create_task(Worker(0, scene.host, runtime.meter("worker")).run(runtime))
         peer = Peer(runtime.worker_socket(0), lambda: None)
         keeping = asyncio.create_task(peer.keep_connected())
 
@@ -313,12 +317,38 @@ def test_a_restarted_worker_loads_what_the_record_and_the_slots_say_by_itself(sc
     again = scene.fresh_host(worker=1)
     assert again.load_all() == []
     served = again.served()[0]
+    specs = (TensorSpec("x", "INT64", (-1,)),), (TensorSpec("y", "UINT8", (1,)),)
     assert list(served.slots) == [
-        SlotServed(0, "1.0.0", scene.versions[1].target.checksum),
-        SlotServed(1, "2.0.0", scene.versions[2].target.checksum),
+        SlotServed(0, "1.0.0", scene.versions[1].target.checksum, *specs),
+        SlotServed(1, "2.0.0", scene.versions[2].target.checksum, *specs),
     ]
     assert served.active == 1
     FakeEngine.made.clear()
+    again.close()
+
+
+def test_a_restarted_worker_that_has_not_loaded_both_slots_yet_says_so_instead_of_that_it_holds_no_such_version(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.stage(2, 1)
+    scene.switch(2, 1)
+    again = scene.fresh_host(worker=1)
+    seen: list[tuple[bool, list[str], str]] = []
+
+    class Watched(FakeInstance):
+        def warm(self) -> None:
+            served = again.served()[0]
+            pinned = again.infer(Infer(1, "search", "1.0.0", (), ()))
+            seen.append((served.is_loading, [slot.label for slot in served.slots], code(pinned)))
+
+    class WatchedEngine(FakeEngine):
+        def load(self, version_dir: Path, views: SlotViews, unbound: Sequence[str]) -> FakeInstance:
+            return Watched(views)
+
+    again._loader = Loader(scene.memory.store, {"fake": WatchedEngine})
+    assert again.load_all() == []
+    assert seen == [(True, [], NOT_LOADED), (True, ["2.0.0"], NOT_LOADED)]
+    assert again.served()[0].is_loading is False
+    assert code(again.infer(Infer(1, "search", "7", (), ()))) == VERSION_NOT_HELD
     again.close()
 
 

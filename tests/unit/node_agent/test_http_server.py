@@ -19,6 +19,7 @@ from node_agent.http_server import ReadLimits
 from node_agent.journal import DeploymentRecord, Journal
 from node_agent.plan import Target
 from node_agent.runtime import Runtime
+from node_agent.tls import server_tls
 from raftmeta.core.types import SideName
 from tests.support.certificates import TestAuthority
 
@@ -153,17 +154,80 @@ def test_an_idle_connection_may_be_used_again(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_with_a_certificate_only_tls_is_spoken(tmp_path: Path) -> None:
-    authority = TestAuthority(tmp_path / "tls")
-    files = authority.agent("n1")
+class Secured:
+    """A node's certificate and how clients trust it."""
+
+    def __init__(self, root: Path) -> None:
+        self.authority = TestAuthority(root)
+        self.files = self.authority.agent("n1")
+        self.settings = {"tls_cert": self.files.certificate, "tls_key": self.files.key}
+
+    async def serial(self, port: int, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> str:
+        """Of the certificate that a new connection is shown, once a request over it was answered."""
+        context = ssl.create_default_context(cafile=str(self.files.authority))
+        context.maximum_version = newest
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        try:
+            writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            return str(writer.get_extra_info("peercert")["serialNumber"])
+        finally:
+            writer.close()
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_with_a_certificate_only_tls_of_1_2_and_newer_is_spoken(tmp_path: Path, newest: ssl.TLSVersion) -> None:
+    secured = Secured(tmp_path / "tls")
 
     async def work(listening: Listening) -> None:
-        context = ssl.create_default_context(cafile=str(tmp_path / "tls" / "ca.pem"))
-        async with httpx.AsyncClient(verify=context) as http:
-            assert (await http.get(f"https://127.0.0.1:{listening.port}/livez")).status_code == 200
+        assert await secured.serial(listening.port, newest)
         assert not (await listening.talk(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
-    run(tmp_path / "node", work, tls_cert=files.certificate, tls_key=files.key)
+    run(tmp_path / "node", work, **secured.settings)
+    made = server_tls(AgentConfig(node="n1", zone="a", member_urls=("http://x",), store_dir=tmp_path, **secured.settings))
+    assert made is not None
+    assert made.context.minimum_version is ssl.TLSVersion.TLSv1_2, "also where the machine's OpenSSL would still speak an older one"
+
+
+def test_a_replaced_certificate_is_shown_to_new_connections_and_one_without_its_key_is_not(tmp_path: Path) -> None:
+    secured = Secured(tmp_path / "tls")
+
+    async def work(listening: Listening) -> None:
+        before = await secured.serial(listening.port)
+        other = secured.authority.agent("other")
+        secured.files.certificate.write_bytes(other.certificate.read_bytes())  # with the key of the former
+        await asyncio.sleep(0.2)
+        assert await secured.serial(listening.port) == before
+        secured.files.key.write_bytes(other.key.read_bytes())
+        async with asyncio.timeout(10):
+            while await secured.serial(listening.port) == before:
+                await asyncio.sleep(0.02)
+
+    run(tmp_path / "node", work, limits=ReadLimits(certificate_look_s=0.02), **secured.settings)
+
+
+def test_a_handshake_that_is_never_finished_is_cut_while_others_are_served(tmp_path: Path) -> None:
+    secured = Secured(tmp_path / "tls")
+
+    async def work(listening: Listening) -> None:
+        silent = asyncio.create_task(listening.talk(b""))
+        assert await secured.serial(listening.port)
+        assert await silent == b""
+
+    run(tmp_path / "node", work, limits=ReadLimits(handshake_s=0.2), **secured.settings)
+
+
+def test_a_caller_without_a_token_hears_so_although_its_body_never_comes(tmp_path: Path) -> None:
+    (tmp_path / "principals.toml").write_text(f'[[principal]]\nname = "app"\nrole = "inference"\ntoken_sha256 = "{"0" * 64}"\n')
+    head = b"POST /v2/models/search/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000000\r\n\r\n"
+
+    async def work(listening: Listening) -> None:
+        listening.serves("search")
+        said = await listening.talk(head + b"{")
+        assert said.startswith(b"HTTP/1.1 401"), "it ended the connection after the answer"
+        assert b"www-authenticate: Bearer" in said
+
+    run(tmp_path / "node", work, limits=ReadLimits(), principals_file=tmp_path / "principals.toml")
 
 
 def test_stopping_is_not_ready_first_and_then_refuses_connections(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from node_agent.desired import Desired, Event, Identity
 from node_agent.in_process import InProcess
 from node_agent.journal import DeploymentRecord
 from node_agent.loop import Bounds, Loop
+from node_agent.metrics import Meter
+from node_agent.observe import Observer
 from node_agent.plan import Target
 from node_agent.report import NodeFacts
 from node_agent.station import Station
@@ -114,7 +116,8 @@ class Scene:
 
     async def until(self, holds: Callable[[], bool], what: str = "") -> None:
         """While the loop runs."""
-        task = asyncio.create_task(self.loop.run(Means("n1", "boot-1", self.plane, self.provider, self.serve)))
+        means = Means("n1", "boot-1", self.plane, self.provider, self.serve, Observer(Meter()))
+        task = asyncio.create_task(self.loop.run(means))
         try:
             async with asyncio.timeout(15):
                 while not holds():

@@ -192,3 +192,9 @@ def test_descriptors_are_closed_behind_also_when_too_many_come_at_once(tmp_path:
     for fd in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+    assert not [thread for thread in threading.enumerate() if thread.name == "drop-behind"], "no thread that a killed process waits for"
+    again = os.open(tmp_path / "file", os.O_RDONLY)
+    drop(again)
+    drop.wait()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(again)

@@ -12,6 +12,7 @@ from node_agent import names
 from node_agent.supervisor import LONGEST_WAIT_S, start_wait_s
 from raftmeta.cli.exits import Exit
 from raftmeta.cli.main import main as cli
+from tests.support.certificates import TestAuthority
 
 
 @pytest.mark.parametrize("module", ["supervisor", "http_server", "control"])
@@ -46,6 +47,30 @@ def test_a_configuration_with_faults_ends_the_start_with_all_of_them(tmp_path: P
     for field in ("node", "zone", "member_urls", "store_dir"):
         assert field in error
     assert error.startswith(f"error: {path}: ") and hint.startswith("hint:  correct the file")
+
+
+@pytest.mark.parametrize("spoiled", ["other key", "no key", "no principals", "a plain token"])
+def test_files_of_the_serving_port_that_cannot_be_used_end_the_start_before_anything_runs(tmp_path: Path, spoiled: str) -> None:
+    authority = TestAuthority(tmp_path)
+    files, other = authority.agent("n1"), authority.agent("other")
+    principals = tmp_path / "principals.toml"
+    principals.write_text(f'[[principal]]\nname = "app"\nrole = "inference"\ntoken_sha256 = "{"0" * 64}"\n')
+    if spoiled == "a plain token":
+        principals.write_text('[[principal]]\nname = "app"\nrole = "inference"\ntoken = "secret"\n')
+    if spoiled == "no principals":
+        principals.unlink()
+    key = {"other key": other.key, "no key": tmp_path / "none.key"}.get(spoiled, files.key)
+    path = tmp_path / "agent.toml"
+    path.write_text(
+        'node = "n1"\nzone = "a"\nmember_urls = ["http://127.0.0.1:1"]\nlisten = "127.0.0.1:0"\nstore_dir = "store"\n'
+        f'arena_dir = "{tmp_path}"\ntls_cert = "{files.certificate}"\ntls_key = "{key}"\nprincipals_file = "principals.toml"\n'
+    )
+    command = [sys.executable, "-m", "raftmeta.cli.main", "agent", "--config", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == Exit.USAGE
+    assert str(key if "key" in spoiled else principals) in done.stderr
+    assert "process_started" not in done.stderr
+    assert not (tmp_path / "store" / "run" / "address").exists()
 
 
 @pytest.mark.parametrize(

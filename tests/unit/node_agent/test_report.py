@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from node_agent import failure, metrics, report
+from node_agent import failure, report
 from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
 from node_agent.journal import ChangeRecord
-from node_agent.metrics import Meter
 from node_agent.plan import Attest, Target
 from node_agent.report import Look, NodeFacts
 from node_agent.serving import Holder, SlotLook, VectorFrom
@@ -54,15 +53,3 @@ def test_only_a_failure_carries_code_and_a_bounded_detail() -> None:
     change = ChangeRecord("r-1", StageCounters(), failure.make("no_headroom", "plan", "x" * 5000, "y" * 5000, "z"))
     failed = report.attestation(Attest("r-1", Stage.FAILED, TARGET), SideName.STANDBY, "boot-1", "d" * 64, change)
     assert (failed["code"], len(failed["detail"]), failed["vector_root"]) == ("resource_exhausted", 1000, "")
-
-
-def test_families_of_several_processes_make_one_page() -> None:
-    first, second = Meter(), Meter()
-    for index, meter in enumerate((first, second)):
-        meter.counter("worker_requests", "Requests", ("worker",)).labels(str(index)).inc(index + 1)
-    first.seconds("compute_seconds", "Time").observe(0.02)
-    text = metrics.page([first.families(), second.families(), ()]).decode()
-    assert text.count("# TYPE raftmeta_agent_worker_requests_total counter") == 1
-    assert 'raftmeta_agent_worker_requests_total{worker="0"} 1.0' in text
-    assert 'raftmeta_agent_worker_requests_total{worker="1"} 2.0' in text
-    assert 'raftmeta_agent_compute_seconds_bucket{le="0.025"} 1.0' in text

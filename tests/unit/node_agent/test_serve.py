@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from node_agent import serve
 from node_agent.messages import Inferred, Tensor
-from node_agent.serve import DATATYPES, Route, ServeError, infer_body, model_route, parse_infer
+from node_agent.serve import DATATYPES, ServeError, infer_body, parse_infer
 
 LIMIT = 1 << 20
 
@@ -103,7 +103,18 @@ BAD: list[tuple[bytes, int, str]] = [
     (body(one("FP64", [1], [10**400])), 400, "outside FP64"),
     (body(one("BYTES", [1], [1])), 400, "takes strings"),
     (body(one("BYTES", [1], ["\ud800"])), 400, "surrogate"),
-    (body(one("BYTES", [1], ["x"], parameters={"binary_data_size": 4})), 400, "binary"),
+    (body(one("BYTES", [1], ["x"], parameters={"binary_data_size": 4})), 400, "'binary_data_size' with value 4 is not supported"),
+    (body(one("BYTES", [1], ["x"]), parameters={"priority": 1}), 400, "the request: parameter 'priority'"),
+    (body(one("BYTES", [1], ["x"]), parameters={"binary_data_output": True}), 400, "'binary_data_output' with value true"),
+    (body(one("BYTES", [1], ["x"]), parameters={"binary_data": False}), 400, "the request: parameter 'binary_data'"),
+    (body(one("BYTES", [1], ["x"], parameters={"content_type": "str"})), 400, "input 'x': parameter 'content_type'"),
+    (
+        body(one("BYTES", [1], ["x"]), outputs=[{"name": "y", "parameters": {"classification": 3}}]),
+        400,
+        "output 'y': parameter 'classification'",
+    ),
+    (body(one("BYTES", [1], ["x"]), outputs=[{"name": "y", "parameters": {"binary_data": True}}]), 400, "output 'y'"),
+    (body(one("BYTES", [1], ["x"]), outputs=[{"name": "y"}, {"name": "y"}]), 400, "two outputs have the same name"),
     (body(one("BYTES", [1], ["x"], name="")), 400, "name is empty"),
     (b" " * (LIMIT + 1), 413, "limit"),
 ]
@@ -139,33 +150,14 @@ def test_no_json_value_raises_anything_but_a_refusal(value: Any) -> None:
             assert error.status in (400, 413)
 
 
-@pytest.mark.parametrize(
-    ("path", "route"),
-    [
-        ("/v2/models/m", Route("m", "", "")),
-        ("/v2/models/m/ready", Route("m", "", "ready")),
-        ("/v2/models/m/infer", Route("m", "", "infer")),
-        ("/v2/models/m/versions/1.0.0", Route("m", "1.0.0", "")),
-        ("/v2/models/m/versions/1.0.0-rc.1+x/infer", Route("m", "1.0.0-rc.1+x", "infer")),
-    ],
-)
-def test_paths_of_the_protocol_are_understood(path: str, route: Route) -> None:
-    assert model_route(path) == route
+def test_parameters_that_ask_for_json_are_done_and_none_are_fine_too() -> None:
+    outputs = [{"name": "y", "parameters": {"binary_data": False}}, {"name": "z", "parameters": {}}]
+    found = parse_infer(body(one("BYTES", [1], ["x"], parameters={}), outputs=outputs, parameters={"binary_data_output": False}), LIMIT)
+    assert found.outputs == ("y", "z")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v2/models/",
-        "/v2/models/M",
-        "/v2/models/../x",
-        "/v2/models/m/other",
-        "/v2/models/m/versions/",
-        "/v2/models/m/versions/a b/infer",
-        "/v2/models/m/infer/x",
-    ],
-)
-def test_other_paths_are_not_found(path: str) -> None:
-    with pytest.raises(ServeError) as refused:
-        model_route(path)
-    assert refused.value.status == 404
+@pytest.mark.parametrize("given", ["r-7", "", "\u00fc" * 256])
+def test_an_id_that_was_given_comes_back_and_without_one_there_is_none(given: str) -> None:
+    result = Inferred(1, "1.0.0", "c", (Tensor("y", "BYTES", (1,), ("z",)),))
+    assert json.loads(infer_body("m", parse_infer(body(one("BYTES", [1], ["x"]), id=given), LIMIT).id, result))["id"] == given
+    assert "id" not in json.loads(infer_body("m", parse_infer(body(one("BYTES", [1], ["x"])), LIMIT).id, result))

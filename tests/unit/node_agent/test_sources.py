@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -182,6 +182,22 @@ def test_a_lost_connection_is_an_error_of_the_source() -> None:
 
     with pytest.raises(SourceError, match="ReadTimeout"):
         read_http(handler)
+
+
+def test_what_arrived_before_a_connection_was_lost_is_handed_out() -> None:
+    class Cut(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            yield DATA[10:30]
+            raise httpx.ReadError("reset")
+
+    headers = {"content-range": f"bytes 10-4999/{len(DATA)}"}
+    got: list[bytes] = []
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(206, headers=headers, stream=Cut()))) as http:
+        reading = opener([], http, no_bucket)("http://host/dir/").read("file", len(DATA), 10, 5000)
+        with pytest.raises(SourceError, match="reset"):
+            for chunk in reading:
+                got.append(chunk)
+    assert b"".join(got) == DATA[10:30]
 
 
 def test_an_s3_url_goes_to_whoever_knows_buckets(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,7 +161,10 @@ def test_an_unreachable_control_plane_delays_an_attestation_and_a_refusal_ends_i
         (RaftmetaError("bad_json", ""), "internal", False),
         (MemoryError(), "resource_exhausted", False),
         (BlobsRotten(""), "integrity_mismatch", True),
-        (OSError(5, "Input/output error"), "internal", True),
+        (OSError(errno.EIO, "Input/output error"), "internal", True),
+        (OSError(errno.ENOSPC, "No space left on device"), "resource_exhausted", True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "resource_exhausted", True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "resource_exhausted", True),
     ],
 )
 def test_every_kind_of_trouble_has_a_failure_class(cause: Exception, expected: str, passing: bool) -> None:

@@ -14,25 +14,37 @@ from raftmeta.core.types import Phase, Policy, Side, SideName, Stage, StageCount
 from raftmeta.security.roles import ACTIONS, COMMAND_ACTIONS, Principal, Role, node_of_resource, permitted
 from raftmeta.security.tokens import ANONYMOUS, Authorizer, load_principals, new_token, token_digest
 
-TOKENS = {name: new_token() for name in ("ann", "oz", "pat", "rex", "agent:n1", "agent:n2")}
-ROLES = {"ann": "admin", "oz": "operator", "pat": "publisher", "rex": "reader", "agent:n1": "agent", "agent:n2": "agent"}
+TOKENS = {name: new_token() for name in ("ann", "oz", "pat", "rex", "cron", "app", "agent:n1", "agent:n2")}
+ROLES = {
+    "ann": "admin",
+    "oz": "operator",
+    "pat": "publisher",
+    "rex": "reader",
+    "cron": "checker",
+    "app": "inference",
+    "agent:n1": "agent",
+    "agent:n2": "agent",
+}
 
 ALLOWED = {
-    "read": {"ann", "oz", "pat", "rex", "agent:n1", "agent:n2"},
-    "watch": {"ann", "oz", "pat", "rex", "agent:n1", "agent:n2"},
-    "metrics": {"ann", "oz", "pat", "rex", "agent:n1", "agent:n2"},
+    "read": {"ann", "oz", "pat", "rex", "cron", "agent:n1", "agent:n2"},
+    "watch": {"ann", "oz", "pat", "rex", "cron", "agent:n1", "agent:n2"},
+    "metrics": {"ann", "oz", "pat", "rex", "cron", "agent:n1", "agent:n2"},
     "publish": {"ann", "pat"},
     "delete": {"ann", "pat"},
     "declare": {"ann", "oz"},
     "activate": {"ann", "oz"},
     "rollback": {"ann", "oz"},
     "abort": {"ann", "oz"},
-    "verdict": {"ann", "oz"},
+    "verdict": {"ann", "oz", "cron"},
     "heartbeat": {"agent:n1"},
     "attest": {"agent:n1"},
     "advance": set(),
     "feature_level": {"ann"},
     "members": {"ann"},
+    "infer": {"ann", "app"},
+    "inspect": {"ann", "oz", "cron", "agent:n1", "agent:n2"},
+    "health": {"ann", "oz", "pat", "rex", "cron", "app", "agent:n1", "agent:n2"},
 }
 RESOURCE = {"heartbeat": "nodes/n1/heartbeat", "attest": "nodes/n1/attestations"}
 
