@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any, cast
 
 import httpx
@@ -26,7 +26,21 @@ from node_agent.in_process import InProcess
 from node_agent.ipc import Server
 from node_agent.journal import Journal
 from node_agent.loop import Bounds, ControlPlane, Loop
-from node_agent.messages import Done, Fault, GetMetrics, GetPlan, GetStatus, GetVector, Json, Metrics, Numbered, Reply, SetCordon
+from node_agent.messages import (
+    Abort,
+    Done,
+    Fault,
+    GetMetrics,
+    GetPlan,
+    GetStatus,
+    GetVector,
+    Json,
+    Metrics,
+    Numbered,
+    Reply,
+    SetCordon,
+    SetPin,
+)
 from node_agent.metrics import Meter
 from node_agent.observe import Observer
 from node_agent.page_cache import DropBehind
@@ -43,6 +57,7 @@ from node_agent.store import Store
 from node_agent.taking import Means
 from node_agent.tend import Tender
 from raftmeta.client import Client, all_items
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import config_digest
 
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -88,6 +103,10 @@ class Answers:
             case SetCordon():
                 await asyncio.to_thread(self._loop.cordon, call.reason)
                 return Done(call.number)
+            case SetPin():
+                return await _said(call.number, self._loop.pin(call.deployment, call.reason))
+            case Abort():
+                return await _said(call.number, self._loop.abort(call.deployment, call.reason))
             case GetMetrics():
                 await self._measure()
                 return Metrics(call.number, self._meter.gauges())
@@ -147,6 +166,13 @@ class Answers:
             gauge(table.DEPLOYMENT_READY, look.ready, name)
             gauge(table.LAG_SECONDS, look.lag_ms / 1000 if look.lag_ms >= 0 else -1, name)
             gauge(table.TROUBLE, bool(look.trouble), name)
+
+
+async def _said(number: int, work: Awaitable[Mapping[str, Any]]) -> Reply:
+    try:
+        return Json(number, msgspec.json.encode(await work))
+    except RaftmetaError as error:
+        return Fault(number, error.info.status, error.code, error.detail)
 
 
 async def run(runtime: Runtime) -> None:

@@ -25,7 +25,7 @@ class FailureClass(StrEnum):
     WARMUP_FAILED = "warmup_failed"  # the module does not run, or too slowly
     PROBE_DRIFT = "probe_drift"  # it runs, and answers other than the publisher said
     TIMEOUT = "timeout"  # somebody did not let go, or did not answer, in time
-    FENCED = "fenced"  # a newer order was obeyed already
+    FENCED = "fenced"  # a newer order was obeyed already, or an operator said no
     INTERNAL = "internal"  # of this program or machine
 
 
@@ -50,7 +50,7 @@ _KINDS: dict[str, FailureClass] = {
     "engine_failed": FailureClass.WARMUP_FAILED,
     "warmup_failed": FailureClass.WARMUP_FAILED,
     "probe_drift": FailureClass.PROBE_DRIFT,
-    "fenced": FailureClass.FENCED,
+    **dict.fromkeys(("fenced", "pinned", "aborted"), FailureClass.FENCED),
     **dict.fromkeys(
         ("barrier_unavailable", "foreign_arena", "arena_in_use", "foreign_control_block", "control_in_use", "worker_alive"),
         FailureClass.INTERNAL,

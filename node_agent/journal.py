@@ -8,7 +8,7 @@ file that does not check stops the process: starting from an empty state would o
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import msgspec
 
 from node_agent.failure import Failure
 from node_agent.messages import Measured
-from node_agent.plan import Order, Target
+from node_agent.plan import Order, Pinned, Target
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName, StageCounters
 from raftmeta.durable import OsDisk, read_file, write_file
@@ -54,6 +54,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fence: Order = Order(0, 0)
     obeyed: Target | None = None  # what the order of the fence named; written before the switch
     pin: Target | None = None  # verified and served here last; what a start without control plane serves
+    pinned: Pinned | None = None  # by an operator: serves whatever is ordered
     behind: bool = False  # the committed version is not on this node yet: not ready, though the old one serves
     change: ChangeRecord = ChangeRecord()
     proofs: tuple[Proof, ...] = ()  # the newest last, at most MAX_PROOFS
@@ -88,6 +89,14 @@ class Journal:
         with self._lock:
             if self.record.deployments.get(deployment.name) != deployment:
                 self._replace(self.record.deployments | {deployment.name: deployment})
+
+    def update(self, name: str, make: Callable[[DeploymentRecord], DeploymentRecord]) -> None:
+        """What `make` makes of the record as it is now; nothing comes in between. Durable when this returns."""
+        with self._lock:
+            before = self.record.deployments[name]
+            after = make(before)
+            if after != before:
+                self._replace(self.record.deployments | {name: after})
 
     def drop(self, name: str) -> None:
         with self._lock:

@@ -112,6 +112,26 @@ class Loop:
         self._places.journal.cordon(reason)
         log.warning("cordoned" if reason else "uncordoned", reason=reason)
 
+    async def pin(self, deployment: str, reason: str) -> dict[str, Any]:
+        """Durable; "" lifts it. Raises RaftmetaError."""
+        tender = self._tender_of(deployment)
+        if not reason:
+            await tender.unpin()
+            return {"deployment": deployment, "pinned": "", "reason": ""}
+        return {"deployment": deployment, "pinned": (await tender.pin(reason)).label, "reason": reason}
+
+    async def abort(self, deployment: str, reason: str) -> dict[str, Any]:
+        """Raises RaftmetaError."""
+        return {"deployment": deployment, "rollout": await self._tender_of(deployment).abort(reason), "reason": reason}
+
+    def _tender_of(self, deployment: str) -> Tender:
+        found = self._tenders.get(deployment)
+        if found is None:
+            raise RaftmetaError(
+                "unknown_deployment", f"{deployment[:140]!r} is not on this node; it has {', '.join(self._tenders) or 'none'}"
+            )
+        return found
+
     def kick(self) -> None:
         for tender in self._tenders.values():
             tender.kick()

@@ -204,6 +204,20 @@ class SetCordon(Numbered, frozen=True, tag="set_cordon"):
     reason: str
 
 
+class SetPin(Numbered, frozen=True, tag="set_pin"):
+    """Go on serving what a deployment serves now, whatever is ordered. "" lifts it."""
+
+    deployment: str
+    reason: str
+
+
+class Abort(Numbered, frozen=True, tag="abort"):
+    """Fail the running rollout of a deployment on this node."""
+
+    deployment: str
+    reason: str
+
+
 class Json(Reply, frozen=True, tag="json"):
     body: bytes
 
@@ -226,7 +240,7 @@ class Metrics(Reply, frozen=True, tag="metrics"):
 
 _Any = (
     Infer | Inferred | Fault | WorkerState | Load | Loaded | Prove | Proved | Release | Cancel | Acknowledge | Answering | Done
-    | GetStatus | GetVector | GetPlan | SetCordon | Json | GetMetrics | Metrics
+    | GetStatus | GetVector | GetPlan | SetCordon | SetPin | Abort | Json | GetMetrics | Metrics
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Any)

@@ -13,11 +13,11 @@ import typer
 from node_agent import config as configuration
 from node_agent import names
 from node_agent.config import AgentConfig
-from node_agent.ipc import ConnectionLost, Link
+from node_agent.ipc import CallFailed, ConnectionLost, Link
 from node_agent.messages import Numbered, Reply
 from raftmeta.cli.exits import UsageFault
 from raftmeta.cli.program import JsonOptions
-from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.errors import CODES, RaftmetaError
 
 CONTROL_S = 5.0
 
@@ -34,13 +34,16 @@ class NodeOptions(JsonOptions):
 
 
 def ask_control(config: AgentConfig, make: Callable[[int], Numbered]) -> Reply:
-    """Control's answer. Raises RaftmetaError agent_unreachable when no agent runs here, CallFailed when it refuses."""
+    """Control's answer. Raises RaftmetaError agent_unreachable when no agent runs here, or with what it refuses."""
 
     async def work() -> Reply:
         link = Link(lambda push: None, lambda: None)
         try:
             await link.connect(names.control_socket(config.sockets_dir))
             return await link.call(make, CONTROL_S)
+        except CallFailed as refused:
+            code = refused.fault.code if refused.fault.code in CODES else "internal"
+            raise RaftmetaError(code, refused.fault.detail) from refused
         except (OSError, ConnectionLost, TimeoutError) as cause:
             detail = f"no agent answers at {names.control_socket(config.sockets_dir)}: {cause or type(cause).__name__}"
             raise RaftmetaError("agent_unreachable", detail) from cause

@@ -1,14 +1,18 @@
-"""`raftmeta agent plan` and `raftmeta agent cordon`: what an operator asks of a running node, or tells it, from its own machine."""
+"""What an operator asks of a running node, or tells it, from its own machine: `raftmeta agent plan`, `cordon`, `pin` and `abort`.
+
+All of it goes to control over its own socket, so whoever may open that socket may do it; nothing here needs the control plane.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from node_agent.messages import GetPlan, Json, SetCordon
+from node_agent.messages import Abort, GetPlan, Json, Numbered, SetCordon, SetPin
 from node_agent.node_options import NodeOptions, ask_control
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
@@ -28,9 +32,7 @@ def _cordon(options: CordonOptions) -> int:
 
     Stays until it is lifted, over restarts too.
     """
-    reason = "" if options.lift else options.reason.strip()[:MAX_REASON]
-    if not options.lift and not reason:
-        raise UsageFault("--reason is empty", "say why, for whoever finds the node not ready")
+    reason = "" if options.lift else _reason(options.reason)
     ask_control(options.load(), lambda number: SetCordon(number, reason))
     if options.json:
         output.print_json({"cordoned": bool(reason), "reason": reason})
@@ -39,10 +41,66 @@ def _cordon(options: CordonOptions) -> int:
     return Exit.OK
 
 
+@dataclass(frozen=True, kw_only=True)
+class PinOptions(NodeOptions):
+    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT", help="One that lists this node.")]
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Shown wherever the node does not obey.")] = "by hand"
+    lift: Annotated[bool, typer.Option("--lift", help="Obey orders again, the newest first.")] = False
+
+
+def _pin(options: PinOptions) -> int:
+    """Let a running node go on serving what it serves now, whatever is ordered.
+
+    A rollout to another version fails on this node with the class `fenced`, and so ends everywhere; one whose switch is decided already is
+    not obeyed here. The node stays ready. Stays until it is lifted, over restarts too.
+    """
+    reason = "" if options.lift else _reason(options.reason)
+    said = _tell(options, lambda number: SetPin(number, options.deployment, reason))
+    if options.json:
+        output.print_json(said)
+    else:
+        out = output.console()
+        out.print(
+            f"{options.deployment}: {said['pinned']} stays, {reason}" if reason else f"{options.deployment}: obeys again", markup=False
+        )
+    return Exit.OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbortOptions(NodeOptions):
+    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT", help="One that lists this node and has a rollout.")]
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Shown as why the rollout failed.")] = "by hand"
+
+
+def _abort(options: AbortOptions) -> int:
+    """Fail the running rollout of a deployment on this node, with the class `fenced`, and so everywhere. What serves goes on.
+
+    Works as long as the switch is not decided; after that, roll back.
+    """
+    reason = _reason(options.reason)
+    said = _tell(options, lambda number: Abort(number, options.deployment, reason))
+    if options.json:
+        output.print_json(said)
+    else:
+        output.console().print(f"rollout {said['rollout']} of {options.deployment} fails here: {reason}", markup=False)
+    return Exit.OK
+
+
+def _tell(options: NodeOptions, make: Callable[[int], Numbered]) -> dict[str, Any]:
+    reply = ask_control(options.load(), make)
+    return msgspec.json.decode(reply.body, type=dict[str, Any]) if isinstance(reply, Json) else {}
+
+
+def _reason(text: str) -> str:
+    reason = text.strip()[:MAX_REASON]
+    if not reason:
+        raise UsageFault("--reason is empty", "say why, for whoever looks at the node next")
+    return reason
+
+
 def _plan(options: NodeOptions) -> int:
     """Show what a running node would do next, step by step, and what staging would move. Changes nothing."""
-    reply = ask_control(options.load(), GetPlan)
-    plans = msgspec.json.decode(reply.body, type=dict[str, Any]) if isinstance(reply, Json) else {}
+    plans = _tell(options, GetPlan)
     if options.json:
         output.print_json(plans)
         return Exit.OK
@@ -69,3 +127,5 @@ def _moves(step: dict[str, Any]) -> str:
 
 plan = command("agent plan", NodeOptions, _plan)
 cordon = command("agent cordon", CordonOptions, _cordon)
+pin = command("agent pin", PinOptions, _pin)
+abort = command("agent abort", AbortOptions, _abort)

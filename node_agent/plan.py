@@ -3,7 +3,8 @@
 Every step may run twice; whoever executes looks again after each one and asks for a new plan, so a crash between any two steps only repeats
 work. What must stay true: a step never writes to the active slot; a switch names a slot that is verified, checked by this process and
 loaded in every worker; an order below the highest one obeyed is refused; the version that serves comes before the one that a rollout
-prepares. A rollout that failed here is attested as failed and then left alone.
+prepares. A rollout that failed here is attested as failed and then left alone. While an operator pins a version that one serves, whatever
+is ordered, and a rollout to another one fails here.
 """
 
 from __future__ import annotations
@@ -74,6 +75,13 @@ class SlotSeen(NamedTuple):
         return self.state is SlotState.VERIFIED and (self.label, self.checksum) == (target.label, target.checksum)
 
 
+class Pinned(NamedTuple):
+    """The version that an operator keeps serving here, and why."""
+
+    target: Target
+    reason: str
+
+
 class Seen(NamedTuple):
     """What is true of one deployment on this node."""
 
@@ -85,6 +93,7 @@ class Seen(NamedTuple):
     obeyed: Target | None  # what the highest order obeyed named
     failed_change: str  # id of the rollout that failed here, "" for none
     said: Stage | None  # what was attested for the running rollout and may not be back in the record yet
+    pinned: Pinned | None = None
 
 
 class Fetch(NamedTuple):
@@ -137,7 +146,15 @@ class Obey(NamedTuple):
     order: Order
 
 
-Step = Fetch | StageInto | Verify | Warm | SwitchTo | AwaitWorkers | Obey | Attest
+class Decline(NamedTuple):
+    """Remember that a rollout fails here: another version is pinned."""
+
+    target: Target
+    change: str
+    pinned: Pinned
+
+
+Step = Fetch | StageInto | Verify | Warm | SwitchTo | AwaitWorkers | Obey | Attest | Decline
 
 
 class Plan(NamedTuple):
@@ -150,6 +167,8 @@ _RANK = {None: 0, Stage.PREPARED: 1, Stage.READY: 2, Stage.ACTIVE: 3, Stage.FAIL
 
 def plan(goal: Goal, seen: Seen) -> Plan:
     """The steps that are left, in order. None left means that the node is where it should be."""
+    if seen.pinned is not None:
+        return _keep(goal, seen, seen.pinned)
     serve = _serve(goal, seen)
     if serve.refused:
         return serve
@@ -194,6 +213,19 @@ def _serve(goal: Goal, seen: Seen) -> Plan:
     if change is not None and change.phase in (Phase.COMMITTING, Phase.ACTIVE) and change.to == target:
         steps += _attest(change, Stage.ACTIVE, seen)
     return Plan(steps)
+
+
+def _keep(goal: Goal, seen: Seen, pinned: Pinned) -> Plan:
+    """Make the pinned version serve, and nothing else. It is no order, so the fence stays where it is."""
+    target, change = pinned.target, goal.change
+    own = goal._replace(committed=target, change=change if change is not None and change.to == target else None, offline=True)
+    serve = _serve(own, seen)
+    steps = serve.steps + _take_part(own, seen, _active_after(serve, seen))
+    if change is not None and change.to != target and change.phase in (Phase.PREPARING, Phase.SYNCING):
+        steps += _attest(change, Stage.FAILED, seen) if seen.failed_change == change.id else (Decline(change.to, change.id, pinned),)
+    if goal.committed in (None, target):
+        return Plan(steps)
+    return Plan(steps, f"{target.label} is pinned here ({pinned.reason}): the order for {goal.committed.label} is not obeyed")
 
 
 def _refusal(goal: Goal, target: Target, seen: Seen) -> str:

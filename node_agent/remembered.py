@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from node_agent.failure import Failure
 from node_agent.journal import MAX_PROOFS, ChangeRecord, DeploymentRecord, Journal, Proof
 from node_agent.plan import Order, Target
+from raftmeta.core.types import StageCounters
 
 
 class Remembered:
@@ -28,7 +30,7 @@ class Remembered:
         return found
 
     def remember(self, **fields: object) -> None:
-        self._journal.put(msgspec.structs.replace(self.record, **fields))
+        self._journal.update(self.name, lambda record: msgspec.structs.replace(record, **fields))
 
     def change_record(self, change_id: str) -> ChangeRecord:
         """How far this node came with a rollout; a new one starts from nothing."""
@@ -37,6 +39,20 @@ class Remembered:
             found = ChangeRecord(id=change_id)
             self.remember(change=found)
         return found
+
+    def count(self, change_id: str, make: Callable[[StageCounters], StageCounters]) -> None:
+        """What the rollout cost here, changed; nothing when the node works on another one by now."""
+        self._change(change_id, lambda change: msgspec.structs.replace(change, counters=make(change.counters)))
+
+    def fail_change(self, change_id: str, why: Failure) -> None:
+        """The rollout failed here. The first reason stays."""
+        self._change(change_id, lambda change: change if change.failure else msgspec.structs.replace(change, failure=why))
+
+    def _change(self, change_id: str, make: Callable[[ChangeRecord], ChangeRecord]) -> None:
+        def changed(record: DeploymentRecord) -> DeploymentRecord:
+            return record if record.change.id != change_id else msgspec.structs.replace(record, change=make(record.change))
+
+        self._journal.update(self.name, changed)
 
     def obey(self, target: Target, order: Order, seen_ns: int) -> None:
         """Before a switch: from here on orders below this one are refused. `seen_ns`: when it was first heard."""

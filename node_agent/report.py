@@ -30,6 +30,7 @@ class Look(NamedTuple):
     trouble: str  # why it does not advance
     holders: tuple[Holder, ...] = ()  # who uses a slot that does not serve
     vector_from: VectorFrom = VectorFrom.MEMORY
+    pinned: str = ""  # why an operator keeps it where it is, "" when nobody does
 
 
 class NodeFacts(NamedTuple):
@@ -75,7 +76,12 @@ def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, 
     for look in looks:
         more = {"model": look.model, "side": look.side.value, "committed": look.goal, "doing": look.doing, "trouble": look.trouble}
         held = [{"who": holder.who, "seconds": None if holder.seconds is None else round(holder.seconds, 1)} for holder in look.holders]
-        body["deployments"][look.deployment] |= {**more, "holders": held, "vector_from": look.vector_from.value}
+        body["deployments"][look.deployment] |= {
+            **more,
+            "holders": held,
+            "vector_from": look.vector_from.value,
+            "pinned": look.pinned,
+        }
     return body
 
 

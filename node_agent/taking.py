@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from node_agent import report
+from node_agent import failure, report
 from node_agent.fetch import Cancelled
 from node_agent.journal import ChangeRecord, DeploymentRecord, Proof
 from node_agent.observe import Observer
-from node_agent.plan import Attest, AwaitWorkers, Fetch, Goal, Obey, Order, StageInto, Step, SwitchTo, Target, Verify, Warm
+from node_agent.plan import Attest, AwaitWorkers, Decline, Fetch, Goal, Obey, Order, StageInto, Step, SwitchTo, Target, Verify, Warm
 from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
@@ -170,6 +170,8 @@ class Taker:
                 await self._await_answers(step.target, goal)
             case Obey():
                 await asyncio.to_thread(self._remembered.remember, fence=step.order, obeyed=step.target)
+            case Decline():
+                await self._decline(step, goal)
             case Attest():
                 await self._attest(step, goal)
 
@@ -182,7 +184,7 @@ class Taker:
         self._prepared.forget()
         change = self._change_record(goal, step.target)
         if change is not None:
-            await self._count(change, bytes_fetched=change.counters.bytes_fetched + fetched)
+            await self._count(change, lambda counters: msgspec.structs.replace(counters, bytes_fetched=counters.bytes_fetched + fetched))
         log.info("fetched", deployment=goal.deployment, version=step.target.label, bytes=fetched)
 
     async def _stage(self, step: StageInto, goal: Goal) -> None:
@@ -203,7 +205,7 @@ class Taker:
             self._writing = False
         self._means.observer.placed(goal.deployment, counters)
         if change is not None:
-            await asyncio.to_thread(self._remembered.remember, change=msgspec.structs.replace(change, counters=counters))
+            await self._count(change, lambda _: counters)
         log.info("staged", deployment=goal.deployment, version=step.target.label, slot=step.slot, **report.counters(counters))
 
     async def _drain(self, slot: int, goal: Goal) -> None:
@@ -258,7 +260,9 @@ class Taker:
         await self._await_answers(step.target, goal)  # at once: the lag runs until they answer
         change = self._change_record(goal, step.target)
         if change is not None:
-            await self._count(change, switch_call_us=max(change.counters.switch_call_us, call_us))
+            await self._count(
+                change, lambda counters: msgspec.structs.replace(counters, switch_call_us=max(counters.switch_call_us, call_us))
+            )
 
     async def _await_answers(self, target: Target, goal: Goal) -> None:
         """A request that does not leave the old slot keeps its worker from answering: the time to drain holds for it too."""
@@ -276,6 +280,12 @@ class Taker:
         if was_due:
             self._means.observer.answered(goal.deployment, self._remembered.record.lag_ms)
         self.answering = target, epoch
+
+    async def _decline(self, step: Decline, goal: Goal) -> None:
+        kept = f"{step.pinned.target.label}, pinned: {step.pinned.reason}"
+        why = failure.make("pinned", "plan", goal.deployment, f"to serve {step.target.label}", kept)
+        self._means.observer.failed(goal.deployment, why)
+        await asyncio.to_thread(self._remembered.fail_change, step.change, why)
 
     async def _attest(self, step: Attest, goal: Goal) -> None:
         change = self._remembered.change_record(step.change)
@@ -302,16 +312,14 @@ class Taker:
             counters = msgspec.structs.replace(kept, bytes_fetched=counters.bytes_fetched)
         if step.stage is Stage.ACTIVE:
             counters = msgspec.structs.replace(counters, lag_ms=self._remembered.record.lag_ms)
-        change = msgspec.structs.replace(change, counters=counters)
-        self._remembered.remember(change=change)
-        return change
+        self._remembered.count(change.id, lambda _: counters)
+        return self._remembered.change_record(change.id)
 
     def _timed(self, step: str) -> AbstractContextManager[None]:
         return self._means.observer.step(self._remembered.name, step)
 
-    async def _count(self, change: ChangeRecord, **fields: int) -> None:
-        counted = msgspec.structs.replace(change.counters, **fields)
-        await asyncio.to_thread(self._remembered.remember, change=msgspec.structs.replace(change, counters=counted))
+    async def _count(self, change: ChangeRecord, make: Callable[[StageCounters], StageCounters]) -> None:
+        await asyncio.to_thread(self._remembered.count, change.id, make)
 
     def _change_record(self, goal: Goal, target: Target) -> ChangeRecord | None:
         if goal.change is None or goal.change.to != target:

@@ -9,14 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
-from node_agent import report
+from node_agent import failure, report
 from node_agent.fetch import Cancelled
-from node_agent.plan import Attest, Goal, Order, Plan, Seen, StageInto, Step, SwitchTo, Target, Verify, Warm, converged, is_behind, plan
+from node_agent.plan import (
+    Attest,
+    Goal,
+    Order,
+    Pinned,
+    Plan,
+    Seen,
+    StageInto,
+    Step,
+    SwitchTo,
+    Target,
+    Verify,
+    Warm,
+    converged,
+    is_behind,
+    plan,
+)
 from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
@@ -24,6 +39,7 @@ from node_agent.report import Look
 from node_agent.runtime import log
 from node_agent.taking import Means, Serving, Taker
 from node_agent.trouble import STEP_FAULTS, Trouble, phase_of, trouble_of
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import Phase
 
 MAX_TRIES = 5  # of a step for a rollout that is not decided, when another try may help
@@ -60,14 +76,52 @@ class Tender:
         self._goal = goal
         self.idle = False
         self._tries = 0
-        if self._step is not None and (waits_otherwise or not _wants(goal, self._step.target)):
-            may_cancel = self._taker.abandon(self._step)
-            if may_cancel and self._taking is not None:
-                self._taking.cancel()  # waits for workers or requests, perhaps long
-        self._wake.set()
+        self._abandon(lambda step: waits_otherwise or not _wants(goal, step.target))
 
     def kick(self) -> None:
         """Something changed: look again."""
+        self._wake.set()
+
+    async def pin(self, reason: str) -> Target:
+        """Go on serving what serves now, whatever is ordered. Raises RaftmetaError starting while nothing verified serves."""
+        record = self.remembered.record
+        active = next((look.record for look in self.serving.slots() if look.active), None)
+        committed = None if self._goal is None else self._goal.committed
+        known = [target for target in (record.obeyed, record.pin, committed) if target is not None]
+        found = next((each for each in known if active and (each.label, each.checksum) == (active.version, active.checksum)), None)
+        if found is None:
+            raise RaftmetaError("starting", f"{record.name}: no verified version serves yet that could be pinned")
+        await asyncio.to_thread(self.remembered.remember, pinned=Pinned(found, reason))
+        log.warning("pinned", deployment=record.name, version=found.label, reason=reason)
+        self._abandon(lambda step: step.target != found)
+        return found
+
+    async def unpin(self) -> None:
+        await asyncio.to_thread(self.remembered.remember, pinned=None)
+        log.warning("unpinned", deployment=self.remembered.name)
+        self.kick()
+
+    async def abort(self, reason: str) -> str:
+        """Fail the running rollout here, so that it ends everywhere. Its id. Raises RaftmetaError without one that is undecided."""
+        name, change = self.remembered.name, None if self._goal is None else self._goal.change
+        if change is None or change.phase in (Phase.IDLE, Phase.ACTIVE):
+            raise RaftmetaError("rollout_not_running", f"{name}: no rollout is running on this node")
+        if change.phase is Phase.COMMITTING:
+            raise RaftmetaError(
+                "wrong_phase", f"{name}: the switch of rollout {change.id} to {change.to.label} is decided; roll back instead"
+            )
+        why = failure.make("aborted", "plan", name, f"to serve {change.to.label}", f"an operator's word: {reason}")
+        await asyncio.to_thread(self.remembered.change_record, change.id)
+        await asyncio.to_thread(self.remembered.fail_change, change.id, why)
+        self._observer.failed(name, why)
+        log.warning("aborted", deployment=name, rollout=change.id, version=change.to.label, reason=reason)
+        self._abandon(lambda step: step.target == change.to)
+        return change.id
+
+    def _abandon(self, unwanted: Callable[[Step], bool]) -> None:
+        """Stop the step being taken, where that leaves nothing half done, and look again."""
+        if self._step is not None and unwanted(self._step) and self._taker.abandon(self._step) and self._taking is not None:
+            self._taking.cancel()
         self._wake.set()
 
     @property
@@ -92,8 +146,9 @@ class Tender:
         holders = tuple(holder for slot, look in enumerate(slots) if not look.active for holder in self.serving.holders(slot))
         told = self.serving.abilities.vector_from
         return Look(
-            record.name, record.model, record.side, slots, self._ready, record.lag_ms, goal, self.doing, self.trouble, holders, told
-        )
+            record.name, record.model, record.side, slots, self._ready, record.lag_ms, goal, self.doing, self.trouble, holders, told,
+            "" if record.pinned is None else record.pinned.reason,
+        )  # fmt: skip
 
     def preview(self) -> dict[str, Any]:
         """The steps that are left, for an operator. Blocks, changes nothing."""
@@ -172,6 +227,7 @@ class Tender:
             obeyed=record.obeyed,
             failed_change=record.change.id if record.change.failure else "",
             said=said[1] if change is not None and said is not None and said[0] == change.id else None,
+            pinned=record.pinned,
         )
 
     async def _failed(self, step: Step, goal: Goal, trouble: Trouble) -> float:
@@ -179,8 +235,7 @@ class Tender:
         self._observer.failed(goal.deployment, trouble.failure)
         self._trouble(f"{self.doing}: {trouble.failure.detail}")
         if goal.change is not None and _ends_change(step, goal) and (not trouble.passing or self._tries >= MAX_TRIES):
-            change = msgspec.structs.replace(self.remembered.change_record(goal.change.id), failure=trouble.failure)
-            await asyncio.to_thread(self.remembered.remember, change=change)
+            await asyncio.to_thread(self.remembered.fail_change, goal.change.id, trouble.failure)
             self._tries = 0
             return 0.0
         return float(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._tries - 1, 10)))

@@ -68,6 +68,20 @@ COMMANDS: dict[str, CommandInfo] = {
         RUN,
         "agent-hf",
     ),
+    "agent pin": CommandInfo(
+        "node_agent.operate_commands:pin",
+        "Keep a node on the version that it serves, or let it obey again with --lift",
+        "raftmeta agent pin search --config ./cluster/agents/node-a/agent.toml --reason 'until the audit is over'",
+        RUN,
+        "agent-hf",
+    ),
+    "agent abort": CommandInfo(
+        "node_agent.operate_commands:abort",
+        "Fail a running rollout on one node, and so everywhere",
+        "raftmeta agent abort search --config ./cluster/agents/node-a/agent.toml --reason 'wrong weights'",
+        RUN,
+        "agent-hf",
+    ),
     "agent reclaim": CommandInfo(
         "node_agent.reclaim_command:main",
         "Remove arenas that no process uses from a node's shared memory",

@@ -19,7 +19,7 @@ from node_agent.device.port import SlotRecord
 from node_agent.inspect_command import look
 from node_agent.ipc import Server
 from node_agent.journal import DeploymentRecord, Journal
-from node_agent.messages import Done, GetPlan, Json, Numbered, Reply, SetCordon
+from node_agent.messages import Abort, Done, Fault, GetPlan, Json, Numbered, Reply, SetCordon, SetPin
 from node_agent.plan import Order, Target
 from node_agent.slots import Switch
 from raftmeta.cli.main import main
@@ -161,6 +161,7 @@ class Control:
     def __init__(self, node: Node) -> None:
         self.socket = names.control_socket(node.store / "run")
         self.cordons: list[str] = []
+        self.told: list[SetPin | Abort] = []
         self.plans = {
             "search": {
                 "goal": "2.0.0",
@@ -178,6 +179,12 @@ class Control:
         if isinstance(call, SetCordon):
             self.cordons.append(call.reason)
             return Done(call.number)
+        if isinstance(call, SetPin | Abort):
+            self.told.append(call)
+            if call.deployment != "search":
+                return Fault(call.number, 404, "unknown_deployment", f"'{call.deployment}' is not on this node; it has search")
+            said = {"deployment": call.deployment, "pinned": "1.0.0" if call.reason else "", "rollout": "r-7", "reason": call.reason}
+            return Json(call.number, json.dumps(said).encode())
         assert isinstance(call, GetPlan)
         return Json(call.number, json.dumps(self.plans).encode())
 
@@ -220,7 +227,32 @@ def test_a_cordon_is_set_with_its_reason_and_lifted(node: Node, capsys: pytest.C
     assert control.cordons == ["fan replaced", ""]
 
 
-@pytest.mark.parametrize("words", [("plan",), ("cordon",), ("cordon", "--lift")])
+def test_a_version_is_pinned_with_its_reason_and_lifted(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    control = Control(node)
+    with control.running():
+        assert run(capsys, "pin", "search", "--config", str(node.file), "--reason", "audit") == (0, "search: 1.0.0 stays, audit\n")
+        assert run(capsys, "pin", "search", "--config", str(node.file), "--lift") == (0, "search: obeys again\n")
+        said = json.loads(run(capsys, "pin", "search", "--config", str(node.file), "--json")[1])
+        assert (said["pinned"], said["reason"]) == ("1.0.0", "by hand")
+        assert run(capsys, "pin", "search", "--config", str(node.file), "--reason", " ")[0] == 3
+    assert [(call.deployment, call.reason) for call in control.told] == [("search", "audit"), ("search", ""), ("search", "by hand")]
+
+
+def test_a_rollout_is_aborted_with_its_reason(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    control = Control(node)
+    with control.running():
+        status, text = run(capsys, "abort", "search", "--config", str(node.file), "--reason", "wrong weights")
+        assert (status, text) == (0, "rollout r-7 of search fails here: wrong weights\n")
+
+
+@pytest.mark.parametrize("word", ["pin", "abort"])
+def test_what_control_refuses_is_said_with_its_code(node: Node, capsys: pytest.CaptureFixture[str], word: str) -> None:
+    with Control(node).running():
+        assert main(["agent", word, "other", "--config", str(node.file)]) == 3
+    assert "unknown_deployment" in (text := capsys.readouterr().err) and "it has search" in text
+
+
+@pytest.mark.parametrize("words", [("plan",), ("cordon",), ("cordon", "--lift"), ("pin", "search"), ("abort", "search")])
 def test_without_an_agent_there_is_nothing_to_ask_or_change(node: Node, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     assert main(["agent", *words, "--config", str(node.file)]) == 2
     assert "agent_unreachable" in capsys.readouterr().err

@@ -14,10 +14,13 @@ from node_agent.plan import (
     Attest,
     AwaitWorkers,
     Change,
+    Decline,
     Fetch,
     Goal,
     Obey,
     Order,
+    Pinned,
+    Plan,
     Seen,
     SlotSeen,
     StageInto,
@@ -41,7 +44,7 @@ V1, V2, V3 = target(1), target(2), target(3)
 
 
 def goal(committed: Target | None, order: Order = NO_ORDER, change: Change | None = None, offline: bool = False) -> Goal:
-    return Goal("search", SideName.PRIMARY, committed, order, change, offline)
+    return Goal("search", SideName.PRIMARY, committed, order, change, offline=offline)
 
 
 def slot(held: Target | None, *, checked: bool = True, loaded: bool = True, state: SlotState = SlotState.VERIFIED) -> SlotSeen:
@@ -116,6 +119,39 @@ def test_a_rollout_that_failed_here_is_attested_once_and_then_left_alone(phase: 
     assert plan(goal(V1, Order(1, 9), change), at_rest).steps == (Attest("r-1", Stage.FAILED, V2),)
     said = at_rest._replace(said=Stage.FAILED)
     assert plan(goal(V1, Order(1, 9), change), said).steps == ()
+
+
+PINNED = Pinned(V1, "audit")
+
+
+def test_a_pinned_version_serves_on_whatever_is_ordered_and_the_order_is_named() -> None:
+    at_rest = seen(slot(V1), slot(V2), 0, answering=V1, fence=Order(1, 9), obeyed=V1, pinned=PINNED)
+    made = plan(goal(V2, Order(1, 12)), at_rest)
+    assert made.steps == () and made.refused == "1.0.0 is pinned here (audit): the order for 2.0.0 is not obeyed"
+    assert plan(goal(V1, Order(1, 9)), at_rest) == Plan(()), "while it is what is ordered there is nothing to say"
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.SYNCING])
+def test_a_rollout_to_another_version_fails_where_one_is_pinned(phase: Phase) -> None:
+    change = Change("r-1", phase, V2, None)
+    at_rest = seen(slot(V1), slot(None), 0, answering=V1, fence=Order(1, 9), obeyed=V1, pinned=PINNED)
+    assert plan(goal(V1, Order(1, 9), change), at_rest).steps == (Decline(V2, "r-1", PINNED),)
+    declined = at_rest._replace(failed_change="r-1")
+    assert plan(goal(V1, Order(1, 9), change), declined).steps == (Attest("r-1", Stage.FAILED, V2),)
+
+
+def test_a_rollout_to_the_pinned_version_goes_on_where_it_is_pinned() -> None:
+    at_rest = seen(slot(V1), slot(None), 0, answering=V1, fence=Order(1, 9), obeyed=V1, pinned=PINNED, prepared=frozenset([V1.checksum]))
+    change = Change("r-1", Phase.PREPARING, V1, None)
+    assert plan(goal(V1, Order(1, 9), change), at_rest).steps == (Attest("r-1", Stage.PREPARED, V1),)
+    decided = Change("r-1", Phase.COMMITTING, V1, Stage.READY)
+    assert plan(goal(V1, Order(1, 12), decided), at_rest).steps == (Attest("r-1", Stage.ACTIVE, V1),)
+
+
+def test_pinned_memory_that_is_gone_is_brought_back_whatever_is_ordered() -> None:
+    gone = seen(slot(None), slot(None), None, fence=Order(1, 9), obeyed=V1, pinned=PINNED)
+    made = plan(goal(V2, Order(1, 12)), gone)
+    assert made.steps == (Fetch(V1), StageInto(V1, 0), Warm(V1, 0), SwitchTo(V1, 0, Order(1, 12)), AwaitWorkers(V1))
 
 
 def test_preparing_leaves_the_undo_version_in_its_slot() -> None:
