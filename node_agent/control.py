@@ -159,13 +159,14 @@ class Answers:
         gauge(table.CORDONED, self._loop.is_cordoned)
         gauge(table.SILENT_SECONDS, self._loop.silent_s)
         gauge(table.STORE_BYTES, await asyncio.to_thread(self._store.used_bytes))
-        self._meter.clear(table.VERIFIED, table.DEPLOYMENT_READY, table.LAG_SECONDS, table.TROUBLE)
+        self._meter.clear(table.VERIFIED, table.DEPLOYMENT_READY, table.LAG_SECONDS, table.TROUBLE, table.PINNED)
         for name, tender in self._loop.tenders.items():
             look = tender.look()
             gauge(table.VERIFIED, sum(slot.record.state == "verified" for slot in look.slots), name)
             gauge(table.DEPLOYMENT_READY, look.ready, name)
             gauge(table.LAG_SECONDS, look.lag_ms / 1000 if look.lag_ms >= 0 else -1, name)
             gauge(table.TROUBLE, bool(look.trouble), name)
+            gauge(table.PINNED, bool(look.pinned), name)
 
 
 async def _said(number: int, work: Awaitable[Mapping[str, Any]]) -> Reply:

@@ -81,6 +81,8 @@ class Loop:
         self._targets: dict[tuple[str, str, int], Target] = {}  # (model, label, order revision) -> bytes
         self._previous: dict[str, str] = {}  # deployment -> checksum that undo returns to
         self._listed = False
+        self._refused: dict[str, str] = {}  # deployments that could not be taken over yet, and why
+        self._turn = asyncio.Lock()  # goals are set by one task at a time
         self._heard_at = time.monotonic()
         self.reachable = False
         self._why_lost = ""
@@ -162,6 +164,7 @@ class Loop:
                 group.create_task(self._beat())
                 group.create_task(self._probe())
                 group.create_task(self._start_alone())
+                group.create_task(self._retry())
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -212,6 +215,10 @@ class Loop:
             journal.join(cluster_id)
 
     async def _set_goals(self) -> None:
+        async with self._turn:
+            await self._set_all_goals()
+
+    async def _set_all_goals(self) -> None:
         mine = self._desired.mine()
         for gone in set(self._tenders) - {item.name for item in mine}:
             await self._give_up(gone)
@@ -251,10 +258,10 @@ class Loop:
     # --- tenders
 
     def _restore(self) -> None:
-        """Take over every deployment that this node had; what it should do comes later."""
-        for _, record in sorted(self._places.journal.record.deployments.items()):
-            with suppress(Refusal, OSError):  # said by `_open`; a list tries again
-                self._start(record)
+        """Take over every deployment that this node has and nobody tends; what it should do comes later."""
+        for name, record in sorted(self._places.journal.record.deployments.items()):
+            if name not in self._tenders:
+                self._take_over(record)
 
     def _adopt(self, goal: Goal, model: str) -> Tender | None:
         """A deployment that lists this node and has no tender yet."""
@@ -264,12 +271,31 @@ class Loop:
             return None
         journal = self._places.journal
         record = journal.deployment(name) or new_record(goal, model, self._places.store.root, self._facts.node)
+        journal.put(record)
+        return self._take_over(record)
+
+    def _take_over(self, record: DeploymentRecord) -> Tender | None:
+        """None where what an earlier control left cannot be had, or not yet: a killed one may be on its way out."""
+        name = record.name
         try:
-            journal.put(record)
-            return self._start(record)
+            tender = self._start(record)
         except (Refusal, OSError) as cause:
-            log.error("deployment_refused", deployment=name, reason=str(cause))
+            if self._refused.get(name) != str(cause):
+                log.error("deployment_refused", deployment=name, reason=str(cause), again_in_s=RETRY_S)
+            self._refused[name] = str(cause)
             return None
+        self._refused.pop(name, None)
+        return tender
+
+    async def _retry(self) -> None:
+        """What could not be taken over is tried again: nobody else would, while nothing changes for the deployment."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if self._refused:
+                self._restore()
+                with suppress(RaftmetaError):  # `_follow` lists again
+                    if self._listed:
+                        await self._set_goals()
 
     def _start(self, record: DeploymentRecord) -> Tender:
         """Raises Refusal or OSError when what an earlier control left cannot be taken over."""
@@ -293,14 +319,18 @@ class Loop:
     async def _start_alone(self) -> None:
         """Without an answer in time, serve what served last."""
         await asyncio.sleep(self._bounds.start_wait_s)
-        for name, tender in self._tenders.items():
-            record = tender.remembered.record
-            if tender.goal is not None:
-                continue
-            target = record.obeyed if record.obeyed is not None and tender.prepared.covers(record.obeyed) else record.pin
-            if target is not None:
-                log.warning("serving_without_control_plane", deployment=name, version=target.label, silent_s=round(self.silent_s, 1))
-                tender.want(Goal(name, record.side, target, record.fence, None, offline=True))
+        while True:
+            for name, tender in self._tenders.items():
+                if tender.goal is None:
+                    self._serve_pin(name, tender)
+            await asyncio.sleep(RETRY_S)  # one that could not be taken over at once may be there by now
+
+    def _serve_pin(self, name: str, tender: Tender) -> None:
+        record = tender.remembered.record
+        target = record.obeyed if record.obeyed is not None and tender.prepared.covers(record.obeyed) else record.pin
+        if target is not None:
+            log.warning("serving_without_control_plane", deployment=name, version=target.label, silent_s=round(self.silent_s, 1))
+            tender.want(Goal(name, record.side, target, record.fence, None, offline=True))
 
     # --- being in touch
 

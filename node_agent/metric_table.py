@@ -71,6 +71,7 @@ STORE_BYTES = Spec("store_bytes", _G, "All blobs of this node's store")
 VERIFIED = Spec("slots_verified", _G, "Slots that hold a verified version", ("deployment",))
 DEPLOYMENT_READY = Spec("deployment_ready", _G, "Whether the committed version serves in every worker", ("deployment",))
 LAG_SECONDS = Spec("switch_lag_seconds", _G, "From the last switch order seen to every worker answering, -1 unknown", ("deployment",))
+PINNED = Spec("deployment_pinned", _G, "Whether an operator keeps the deployment on the version that it serves", ("deployment",))
 TROUBLE = Spec("deployment_trouble", _G, "Whether a step of the deployment fails", ("deployment",))
 
 METRICS: tuple[Spec, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Spec))

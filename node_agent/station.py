@@ -80,9 +80,13 @@ class Station:
         self.block = ControlBlock.open(block_path) if block_path.exists() else ControlBlock.create(block_path)
         self._snapshots = Snapshots(self._arena_path)
         self._arena: Arena | None = None
-        if self._arena_path.exists():
-            self._arena = _open_arena(self._arena_path)
-        self._switch = Switch(self.block, lambda slot: self._need_arena().verified(slot))
+        try:
+            if self._arena_path.exists():
+                self._arena = _open_arena(self._arena_path)
+            self._switch = Switch(self.block, lambda slot: self._need_arena().verified(slot))
+        except BaseException:
+            self.close()  # its locks would keep the next try out
+            raise
         self._checked: dict[int, SlotCheck] = {}
         self._warmed: dict[int, SlotCheck] = {}
         self._writing = threading.Lock()

@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from node_agent import loop as loop_module
 from node_agent.desired import Desired, Event, Identity
+from node_agent.device.arena import Arena
+from node_agent.device.control_block import ControlBlock
 from node_agent.in_process import InProcess
 from node_agent.journal import DeploymentRecord
 from node_agent.loop import Bounds, Loop
@@ -281,6 +284,40 @@ def test_more_deployments_than_the_node_takes_are_refused_and_the_others_served(
         scene.begin(max_deployments=1)
         await scene.until(lambda: scene.serving("alpha") == "1.0.0")
         assert set(scene.loop.tenders) == {"alpha"}
+
+    run(work)
+
+
+@pytest.mark.parametrize("offline", [False, True], ids=["online", "without control plane"])
+@pytest.mark.parametrize("held", ["arena", "control block"])
+def test_memory_that_an_earlier_control_still_holds_is_taken_over_once_it_lets_go(
+    scene: Scene, held: str, offline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(loop_module, "RETRY_S", 0.02)
+        scene.plane.declare(version="1.0.0", order_revision=5)
+        scene.begin()
+        await scene.until(lambda: scene.serving() == "1.0.0")
+        record = scene.memory.journal.record.deployments["search"]
+        arena_dir = scene.memory.places.arena_dir
+        if held == "arena":
+            earlier: Arena | ControlBlock = Arena.open(arena_dir / record.arena, readonly=False)
+        else:
+            earlier = ControlBlock.open(arena_dir / record.control_block)
+            earlier.lock_control()
+        if offline:
+            scene.plane.down = RaftmetaError("no_quorum", "nobody")
+        scene.begin(start_wait_s=0.01)
+        refused: list[str] = []
+
+        def comes_back() -> bool:
+            if scene.loop._refused and not refused:
+                refused.append(scene.loop._refused["search"])
+                earlier.close()
+            return scene.serving() == "1.0.0"
+
+        await scene.until(comes_back)
+        assert len(refused) == 1 and "in_use" in refused[0]
 
     run(work)
 
