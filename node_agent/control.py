@@ -30,6 +30,7 @@ from node_agent.messages import (
     Abort,
     Done,
     Fault,
+    GetEvidence,
     GetMetrics,
     GetPlan,
     GetStatus,
@@ -50,7 +51,7 @@ from node_agent.proving import kernel
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime, log
 from node_agent.s3_source import Buckets
-from node_agent.serving import Reading
+from node_agent.serving import Evidence, Reading
 from node_agent.sources import opener
 from node_agent.station import Places, Station
 from node_agent.store import Store
@@ -98,6 +99,8 @@ class Answers:
                 return Json(call.number, msgspec.json.encode(self._loop.status()))
             case GetVector():
                 return await self._vector(call)
+            case GetEvidence():
+                return await self._evidence(call)
             case GetPlan():
                 return Json(call.number, msgspec.json.encode(await asyncio.to_thread(self._loop.plans)))
             case SetCordon():
@@ -151,6 +154,39 @@ class Answers:
         }
         if entries:
             body["entries"] = reading.entries
+        return msgspec.json.encode(body)
+
+    async def _evidence(self, call: GetEvidence) -> Reply:
+        tender = self._loop.tenders.get(call.deployment)
+        if tender is None:
+            return Fault(call.number, 404, "unknown_deployment", f"deployment {call.deployment!r} is not on this node")
+        found = tender.serving.evidence()
+        if found is None:
+            return Fault(call.number, 503, "starting", f"{call.deployment}: nothing serves yet that this process has verified")
+        return Json(call.number, await asyncio.to_thread(self._evidence_body, tender, found))
+
+    def _evidence_body(self, tender: Tender, found: Evidence) -> bytes:
+        record, manifest = tender.remembered.record, self._store.manifest(found.record.checksum)
+        proof = next((each for each in record.proofs if each.checksum == found.record.checksum), None)
+        beside = () if manifest is None else [file for file in manifest.files if file.role != "weights"]
+        body: dict[str, Any] = {
+            **self._facts._asdict(),
+            "deployment": record.name,
+            "model": record.model,
+            "side": record.side.value,
+            "version": found.record.version,
+            "checksum": found.record.checksum,
+            "order": record.fence._asdict(),
+            "slot": found.slot,
+            "epoch": found.epoch,
+            "vector_root": found.record.vector_root,
+            "vector_from": found.vector_from.value,
+            "verified_at_ms": found.verified_at_ms,
+            "derived": found.derived,
+            "config_digest": "" if manifest is None else config_digest(manifest),
+            "files": [{"name": file.name, "role": file.role, "sha256": file.sha256} for file in beside],
+            "probed": None if proof is None else {"kernel": proof.kernel, "warm_ms": proof.warm_ms, "measured": proof.measured},
+        }
         return msgspec.json.encode(body)
 
     async def _measure(self) -> None:

@@ -18,6 +18,7 @@ from node_agent.messages import (
     Cancel,
     Fault,
     Load,
+    Loaded,
     Numbered,
     Prove,
     Proved,
@@ -26,6 +27,7 @@ from node_agent.messages import (
 )
 from node_agent.peers import Peer
 from node_agent.plan import Target
+from node_agent.refusal import Refusal
 
 POLL_S = 0.02
 RELEASE_S = 30.0
@@ -64,18 +66,27 @@ class Crew:
             raise WorkersLag(f"the prober did not answer within {self._load_timeout_s:g} s")
         return result
 
-    async def load(self, deployment: str, slot: int, target: Target) -> None:
+    async def load(self, deployment: str, slot: int, target: Target) -> dict[str, str]:
         """Bind and warm in every worker, one after the other, so that most of them compute requests at any moment.
 
-        Raises CallFailed with the first refusal, WorkersLag past the time.
+        Gives SHA-256 of each tensor that their modules hold outside the slot. Raises CallFailed with the first refusal, WorkersLag past the
+        time, Refusal derived_changed when two workers made different modules of the same bytes.
         """
+        derived: dict[str, str] | None = None
         for peer in self._peers:
             deadline = time.monotonic() + self._load_timeout_s
             result = await self._until(peer, lambda n: Load(n, deployment, slot, target.label, target.checksum), deadline)
             if isinstance(result, CallFailed):
                 raise result
-            if isinstance(result, Exception):
+            if not isinstance(result, Loaded):
                 raise WorkersLag(f"a worker did not answer within {self._load_timeout_s:g} s")
+            if derived is not None and derived != result.derived:
+                names = sorted(name for name in derived.keys() | result.derived.keys() if derived.get(name) != result.derived.get(name))
+                raise Refusal(
+                    "derived_changed", f"derived tensors of {target.label}", "the same in every worker", ", ".join(names[:10]), "bind"
+                )
+            derived = result.derived
+        return derived or {}
 
     async def release(self, deployment: str, slot: int, limit_s: float = RELEASE_S) -> None:
         """No request touches the slot outside the gate any more. A worker that is away loads anew and sees the slot's record."""

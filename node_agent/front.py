@@ -25,7 +25,7 @@ from node_agent.dispatch import Dispatcher, Job
 from node_agent.ipc import CallFailed, ConnectionLost
 from node_agent.journal import Follower
 from node_agent.memory import tree_private_bytes
-from node_agent.messages import GaugeSample, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered
+from node_agent.messages import GaugeSample, GetEvidence, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered
 from node_agent.models import Models, version_header
 from node_agent.peers import Peer
 from node_agent.routes import Kind, Route
@@ -110,6 +110,8 @@ class Front:
                 return await self._ask_control(GetStatus)
             case Kind.VECTOR:
                 return await self._vector(route.deployment, scope["query_string"])
+            case Kind.EVIDENCE:
+                return await self._ask_control(lambda number: GetEvidence(number, route.deployment))
 
     # --- inference
 

@@ -15,7 +15,7 @@ from node_agent.journal import Proof
 from node_agent.plan import Order, Target
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
-from node_agent.serving import Abilities, DrainKnown, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
+from node_agent.serving import Abilities, DrainKnown, Evidence, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
 from node_agent.station import Station
 from raftmeta.core.types import StageCounters
 
@@ -49,6 +49,9 @@ class InProcess:
 
     def vector(self) -> Reading | None:
         return self.station.vector()
+
+    def evidence(self) -> Evidence | None:
+        return self.station.evidence()
 
     # --- doing
 
@@ -103,8 +106,7 @@ class InProcess:
         return Proof(target.checksum, self.kernel, found.warm_ms, found.peak_bytes, found.derived, found.measured)
 
     async def warm(self, target: Target, slot: int, change: str) -> None:
-        await self._crew.load(self._name, slot, target)
-        self.station.note_warm(slot, change)
+        self.station.note_warm(slot, change, await self._crew.load(self._name, slot, target))
 
     async def switch(self, target: Target, slot: int) -> Switched:
         done = await asyncio.to_thread(self.station.switch, target, slot)

@@ -194,6 +194,12 @@ class GetVector(Numbered, frozen=True, tag="get_vector"):
     blocks: str  # with the block sums of this tensor, "" for none
 
 
+class GetEvidence(Numbered, frozen=True, tag="get_evidence"):
+    """Which bytes of a deployment serve here, and what is known of them."""
+
+    deployment: str
+
+
 class GetPlan(Numbered, frozen=True, tag="get_plan"):
     """What the node would do next, and what that would cost, without doing it."""
 
@@ -240,7 +246,7 @@ class Metrics(Reply, frozen=True, tag="metrics"):
 
 _Any = (
     Infer | Inferred | Fault | WorkerState | Load | Loaded | Prove | Proved | Release | Cancel | Acknowledge | Answering | Done
-    | GetStatus | GetVector | GetPlan | SetCordon | SetPin | Abort | Json | GetMetrics | Metrics
+    | GetStatus | GetEvidence | GetVector | GetPlan | SetCordon | SetPin | Abort | Json | GetMetrics | Metrics
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Any)

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     METRICS = "metrics"
     STATUS = "status"
     VECTOR = "vector"
+    EVIDENCE = "evidence"
 
 
 class Row(NamedTuple):
@@ -62,6 +63,7 @@ ROUTES = (
     Row("/raftmeta/v1/status", Kind.STATUS, "inspect"),
     Row("/raftmeta/v1/slots", Kind.STATUS, "inspect"),
     Row("/raftmeta/v1/vector/{deployment}", Kind.VECTOR, "inspect"),
+    Row("/raftmeta/v1/evidence/{deployment}", Kind.EVIDENCE, "inspect"),
 )
 _SPLIT = tuple((row, row.path.split("/")) for row in ROUTES)
 

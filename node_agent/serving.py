@@ -74,6 +74,17 @@ class Switched(NamedTuple):
     call_us: float  # for as long as a request could have waited
 
 
+class Evidence(NamedTuple):
+    """What is known of the slot that serves, without looking at its bytes again."""
+
+    record: SlotRecord
+    slot: int
+    epoch: int
+    verified_at_ms: int  # wall clock, when its vector was compared last
+    derived: dict[str, str]  # SHA-256 of each tensor that modules hold outside the slot, the same in every worker
+    vector_from: VectorFrom = VectorFrom.MEMORY
+
+
 class Reading(NamedTuple):
     """The vector of the slot that served while it was computed, or while the server spoke of it."""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from consistency.vector import TensorVector, entry_of, root
@@ -34,7 +35,7 @@ from node_agent.plan import Goal, Order, SlotSeen, Target
 from node_agent.pour import NoBlobs, Pace, pour
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
-from node_agent.serving import Reading, SlotsSeen, Staging
+from node_agent.serving import Evidence, Reading, SlotsSeen, Staging
 from node_agent.slots import SlotHeld, Switch, SwitchReport
 from node_agent.staging import Manner
 from node_agent.staging_plan import Origin, Step
@@ -61,6 +62,7 @@ class Places:
     numa_nodes: tuple[int, ...] = ()  # where an arena should lie
     verify_max_age_ns: int = 0  # a tensor whose vector was computed so lately is not read again when it stays where it is
     clock_ns: Callable[[], int] = time.monotonic_ns
+    wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # only shown, never compared
 
 
 class SlotCheck(NamedTuple):
@@ -68,6 +70,8 @@ class SlotCheck(NamedTuple):
 
     record: SlotRecord
     change: str
+    at_ms: int = 0  # wall clock, of a check of its bytes
+    derived: Mapping[str, str] = MappingProxyType({})  # of modules that were warmed
 
 
 class Station:
@@ -196,7 +200,7 @@ class Station:
             order = self._stage_order(work.target, work.slot, work.order)
             staged = staging.stage(device, self._snapshots, order, self._places.store, work.bytes_fetched, how)
             self._freshness.note(work.slot, staged.entries, known)
-            self._checked[work.slot] = SlotCheck(staged.record, work.change)
+            self._checked[work.slot] = SlotCheck(staged.record, work.change, self._places.wall_ms())
         return staged.counters
 
     def staging_cost(self, target: Target, slot: int, order: Order) -> StageCounters:
@@ -223,10 +227,11 @@ class Station:
             arena.mark_empty(slot)
             raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
         self._freshness.note(slot, entries, {})
-        self._checked[slot] = SlotCheck(record, change)
+        self._checked[slot] = SlotCheck(record, change, self._places.wall_ms())
 
-    def note_warm(self, slot: int, change: str) -> None:
-        self._warmed[slot] = SlotCheck(self.slot_record(slot), change)
+    def note_warm(self, slot: int, change: str, derived: Mapping[str, str]) -> None:
+        """`derived`: SHA-256 of what the modules hold outside the slot."""
+        self._warmed[slot] = SlotCheck(self.slot_record(slot), change, derived=derived)
 
     def forget_warm(self, slot: int) -> None:
         """The workers are about to forget the slot. Raises Refusal slot_active for the one that serves."""
@@ -257,8 +262,21 @@ class Station:
                 return None
             vectors = _compute(CpuDevice(self._arena), slot, snapshot.layout.placements, Pace(budget=self._places.budget))
             if self.block.active() == (slot, epoch) and self._arena.record(slot) == record:
-                return Reading(record, slot, epoch, vectors)
+                found = Reading(record, slot, epoch, vectors)
+                check = self._checked.get(slot)
+                if check is not None and check.record == record and found.root == record.vector_root:
+                    self._checked[slot] = check._replace(at_ms=self._places.wall_ms())
+                return found
         return None
+
+    def evidence(self) -> Evidence | None:
+        """None while nothing serves that this process has checked and warmed."""
+        slot, epoch = self.block.active()
+        checked, warmed = self._checked.get(slot), self._warmed.get(slot)
+        record = EMPTY_RECORD if slot == NO_SLOT else self.slot_record(slot)
+        if checked is None or warmed is None or checked.record != record or warmed.record != record:
+            return None
+        return Evidence(record, slot, epoch, checked.at_ms, dict(warmed.derived))
 
     def close(self) -> None:
         self.block.close()

@@ -25,7 +25,7 @@ from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
 from node_agent.runtime import log
-from node_agent.serving import Abilities, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched
+from node_agent.serving import Abilities, Evidence, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched
 from node_agent.trouble import STEP_FAULTS
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 from raftmeta.core.manifest import Manifest
@@ -64,6 +64,9 @@ class Serving(Protocol):
 
     def vector(self) -> Reading | None:
         """Of what serves, None while nothing does. Blocks; may run beside everything else."""
+
+    def evidence(self) -> Evidence | None:
+        """What is known of what serves without looking at its bytes again, None while nothing does that was checked and warmed."""
 
     async def drain(self, slot: int, limit_s: float) -> None:
         """Until no request uses a slot that is not active, and none can begin to. Raises Refusal slot_busy, which names who holds it."""

@@ -148,6 +148,10 @@ def test_the_checkers_vector_comes_from_memory_and_equals_the_manifests(node: No
     assert body["entries"] == {tensor.name: tensor.entry for tensor in manifest.tensors}
     assert (body["node"], body["version"], body["switching"], body["active_models"]) == ("n1", "1.0.0", False, 1)
     assert body["lag_ms"] >= 0
+    evidence = node.agent.get("/raftmeta/v1/evidence/search").json()
+    assert (evidence["version"], evidence["vector_root"], evidence["vector_from"]) == ("1.0.0", manifest.vector_root, "memory")
+    assert evidence["verified_at_ms"] >= body["computed_at_ms"] - 60_000 and evidence["derived"]
+    assert {file["role"] for file in evidence["files"]} >= {"config", "tokenizer"} and evidence["probed"]["kernel"]
     name = manifest.tensors[0].name
     assert node.agent.get(f"/raftmeta/v1/vector/search?blocks={name}").json()["tensor"] == name
 

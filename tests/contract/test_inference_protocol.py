@@ -44,6 +44,8 @@ GET: dict[str, tuple[int, ...]] = {
     "/raftmeta/v1/slots": (200,) * 7,
     "/raftmeta/v1/vector/search": (200,) * 7,
     "/raftmeta/v1/vector/other": (404,) * 7,
+    "/raftmeta/v1/evidence/search": (200,) * 7,
+    "/raftmeta/v1/evidence/other": (404,) * 7,
 }
 POST: dict[str, tuple[int, ...]] = {
     f"{MODEL}/infer": (200, 503, 504, 504, 503, 200, 200),

@@ -46,13 +46,14 @@ class FakeCrew(Crew):
             raise self.drift
         return Proved(0, {}, 12, 345, (Measured("p", "y", "cosine", 1.0, 0.999, True),))
 
-    async def load(self, deployment: str, slot: int, target: Target) -> None:
+    async def load(self, deployment: str, slot: int, target: Target) -> dict[str, str]:
         self.loads.append((slot, target.label))
         if self.block is not None:
             await self.block.wait()
         if self.refuse is not None:
             raise self.refuse
         self.slots[slot] = target
+        return {"position_ids": "0" * 64}
 
     async def release(self, deployment: str, slot: int, limit_s: float = 1.0) -> None:
         self.released.append(slot)

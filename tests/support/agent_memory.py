@@ -21,7 +21,15 @@ class NodeMemory:
         self.arena_dir = arena_dir
         self.store = Store(root, 1 << 30)
         self.journal = Journal(root, "n1")
-        self.places = Places(self.store, self.journal, arena_dir, slot_bytes, verify_max_age_ns=300_000_000_000)  # as a node has it
+        self.wall_ms = 0
+        self.places = Places(
+            self.store,
+            self.journal,
+            arena_dir,
+            slot_bytes,
+            verify_max_age_ns=300_000_000_000,  # as a node has it
+            wall_ms=lambda: self.wall_ms,
+        )
         self.goal = Goal("search", SideName.PRIMARY, None, NO_ORDER, None)
 
     def station(self) -> Station:

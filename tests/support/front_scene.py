@@ -19,6 +19,7 @@ from node_agent.messages import (
     NOT_LOADED,
     Fault,
     GaugeSample,
+    GetEvidence,
     GetMetrics,
     GetVector,
     Infer,
@@ -98,7 +99,7 @@ class FakeControl:
 
     async def _answer(self, call: Numbered) -> Reply:
         self.asked.append(call)
-        if isinstance(call, GetVector) and call.deployment != "search":
+        if isinstance(call, GetVector | GetEvidence) and call.deployment != "search":
             return Fault(call.number, 404, "unknown_deployment", "not here")
         if isinstance(call, GetMetrics):
             return Metrics(call.number, ())

@@ -20,7 +20,7 @@ from node_agent.journal import Proof
 from node_agent.messages import Tensor
 from node_agent.plan import Order, SlotSeen, Target
 from node_agent.refusal import Refusal
-from node_agent.serving import Abilities, DrainKnown, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
+from node_agent.serving import Abilities, DrainKnown, Evidence, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
 from node_agent.store import Store
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.types import StageCounters
@@ -85,6 +85,13 @@ class OwnedServing:
         attested = self._server.digest(self._server.active)
         record = msgspec.structs.replace(self._record(slot), vector_root=attested)
         return Reading(record, slot, self._server.switches, {}, VectorFrom.SERVER)
+
+    def evidence(self) -> Evidence | None:
+        slot = self._active()
+        name = None if slot is None else self._names.get(slot)
+        if slot is None or name not in self._checked:
+            return None
+        return Evidence(self._record(slot), slot, self._server.switches, 0, {}, VectorFrom.SERVER)
 
     def holders(self, slot: int) -> tuple[Holder, ...]:
         name = self._names.get(slot)

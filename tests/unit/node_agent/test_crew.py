@@ -31,6 +31,7 @@ from node_agent.messages import (
 )
 from node_agent.peers import Peer
 from node_agent.plan import Target
+from node_agent.refusal import Refusal
 
 V1 = Target("encoder", "1.0.0", "1" * 64, "a" * 64)
 V2 = Target("encoder", "2.0.0", "2" * 64, "b" * 64)
@@ -43,6 +44,7 @@ class FakeWorker:
         self.slots: dict[int, Target] = {}
         self.active = 0
         self.refuse = ""
+        self.derived = {"position_ids": "0" * 64}
         self.calls: list[Numbered] = []
         self.server = Server(self._answer, self.state)
 
@@ -62,7 +64,7 @@ class FakeWorker:
                     return Fault(call.number, 409, self.refuse, "because")
                 self.slots[call.slot] = Target("encoder", call.label, call.checksum, "")
                 self.server.push(self.state())
-                return Loaded(call.number, {}, 1)
+                return Loaded(call.number, self.derived, 1)
             case Acknowledge():
                 held = self.slots[self.active]
                 return Answering(call.number, self.active, held.label, held.checksum)
@@ -215,6 +217,17 @@ def test_workers_load_one_after_the_other(tmp_path: Path) -> None:
         with pytest.raises(CallFailed, match="no_memory"):
             await scene.crew.load("search", 0, V1)
         assert scene.workers[1].calls == [], "the second computes requests while the first loads"
+
+    run(tmp_path, work)
+
+
+def test_workers_that_make_different_modules_of_the_same_bytes_are_refused(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0, 1)
+        assert await scene.crew.load("search", 0, V1) == {"position_ids": "0" * 64}
+        scene.workers[1].derived = {"position_ids": "0" * 64, "inv_freq": "1" * 64}
+        with pytest.raises(Refusal, match=r"derived_changed.*expected the same in every worker, found inv_freq"):
+            await scene.crew.load("search", 0, V2)
 
     run(tmp_path, work)
 

@@ -122,7 +122,7 @@ def test_a_published_version_is_staged_proved_loaded_and_answers_end_to_end(tmp_
     assert isinstance(proved, Proved), proved
     host = Host(0, (memory.root, shm), loader)
     assert isinstance(host.load(Load(1, "search", 0, "1.0.0", checksum)), Loaded)
-    station.note_warm(0, "")
+    station.note_warm(0, "", {})
     station.switch(version.target, 0)
     reply = host.infer(Infer(1, "search", "", (ask(),), ()))
     assert isinstance(reply, Inferred), reply

@@ -65,7 +65,7 @@ class Scene:
         return self.host.load(Load(1, "search", slot, target.label, target.checksum))
 
     def switch(self, number: int, slot: int) -> None:
-        self.station.note_warm(slot, "")
+        self.station.note_warm(slot, "", {})
         self.station.switch(self.versions[number].target, slot)
 
     def infer(self, version: str = "", name: str = "x") -> object:

@@ -65,6 +65,32 @@ def test_a_roll_back_copies_nothing_and_proves_the_memory_again(scene: Scene) ->
     run(work)
 
 
+def test_evidence_names_what_serves_when_it_was_compared_and_what_lies_beside_it(scene: Scene) -> None:
+    async def work() -> None:
+        assert scene.station.evidence() is None, "nothing serves"
+        scene.memory.wall_ms = 1000
+        await scene.roll(None, 1)
+        found = scene.station.evidence()
+        assert found is not None
+        assert (found.record.version, found.record.vector_root, found.slot) == ("1.0.0", scene.target(1).vector_root, 0)
+        assert (found.verified_at_ms, found.derived) == (1000, {"position_ids": "0" * 64})
+        scene.memory.wall_ms = 2000
+        assert scene.station.vector() is not None
+        assert (found := scene.station.evidence()) is not None and found.verified_at_ms == 2000
+        assert scene.station._arena is not None
+        scene.station._arena._slot(0)[5] ^= 1
+        scene.memory.wall_ms = 3000
+        reading = scene.station.vector()
+        assert reading is not None and reading.root != scene.target(1).vector_root
+        assert (found := scene.station.evidence()) is not None and found.verified_at_ms == 2000, "what did not compare is no verification"
+        scene.station._arena._slot(0)[5] ^= 1
+        scene.close()
+        scene.take_over()
+        assert scene.station.evidence() is None, "another process said so"
+
+    run(work)
+
+
 def test_memory_that_rotted_in_the_standby_slot_is_found_before_it_serves_and_staged_again(scene: Scene) -> None:
     async def work() -> None:
         await scene.roll(None, 1)
