@@ -14,6 +14,8 @@ from raftmeta.cli.demo.report import Activation, Report
 MIN_DISTANCE = 1e-2  # closer answers would let a wrong label pass
 CHECKS = 2  # one after the switch under load, one after the roll-back
 VERSIONS = ("v1", "v2", "v3")
+NODES = 2  # that try every version
+LEAST_COSINE = 0.999  # as `raftmeta probe` asks for
 
 
 class Claim(NamedTuple):
@@ -24,7 +26,10 @@ class Claim(NamedTuple):
 
 def evaluate(report: Report) -> list[Claim]:
     """Every claim, in the order of the story."""
-    return [Claim(*row) for row in (*_versions(report), *_traffic(report), *_bytes(report), *_failover(report), *_checks(report))]
+    return [
+        Claim(*row)
+        for row in (*_versions(report), *_tried(report), *_traffic(report), *_bytes(report), *_failover(report), *_checks(report))
+    ]
 
 
 def _versions(report: Report) -> Iterator[tuple[str, bool, str]]:
@@ -35,6 +40,14 @@ def _versions(report: Report) -> Iterator[tuple[str, bool, str]]:
     yield "three versions were published, each with its own bytes and a higher number", labels == VERSIONS and rising and distinct, numbers
     distance = report.expected.output_distance
     yield "a wrong label would show: the versions answer differently", distance >= MIN_DISTANCE, f"at least {distance:.3f} apart"
+
+
+def _tried(report: Report) -> Iterator[tuple[str, bool, str]]:
+    good = {(item.version, item.node) for item in report.tried if item.answers > 0 and item.least_cosine >= LEAST_COSINE}
+    held = len(good) == len(report.tried) and all(sum(version == label for version, _ in good) == NODES for label in VERSIONS)
+    least = min((item.least_cosine for item in report.tried), default=0.0)
+    figure = f"{sum(item.answers for item in report.tried)} answers on {len(report.tried)} tries, least cosine {least:.6f}"
+    yield "each node tried each version before a request reached it, and it answered as it was published", held, figure
 
 
 def _traffic(report: Report) -> Iterator[tuple[str, bool, str]]:

@@ -6,12 +6,15 @@ Everything the story does to the cluster goes through the SDK or through `raftme
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import httpx
 
 from raftmeta import strict_json
 from raftmeta.cli.demo.errors import DemoError
@@ -113,6 +116,19 @@ class Fleet:
 
         found: dict[str, dict[str, Any]] = await self._poll(look, "not every agent reported")
         return found
+
+    async def evidence(self, url: str, deployment: str) -> dict[str, Any]:
+        """Which bytes a node serves, as it says. Raises DemoError when it does not."""
+        headers = {"authorization": f"Bearer {self.token_file('checker').read_text('ascii').strip()}"}
+        verify = ssl.create_default_context(cafile=str(self.ca_file))
+        async with httpx.AsyncClient(verify=verify, headers=headers, timeout=COMMAND_S, trust_env=False) as http:
+            try:
+                response = await http.get(f"{url}/raftmeta/v1/evidence/{deployment}")
+            except httpx.HTTPError as cause:
+                raise DemoError(f"{url} does not say what it serves: {type(cause).__name__}: {cause}") from cause
+        if response.status_code != 200:
+            raise DemoError(f"{url} does not say what it serves: {response.status_code} {response.text[:200]}")
+        return strict_json.load_object(response.content, MAX_OUTPUT_BYTES)
 
     async def caught_up(self, zone: str, revision: int) -> None:
         """Wait until the member serves `revision` from its own state."""

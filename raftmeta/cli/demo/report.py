@@ -63,6 +63,15 @@ class Check(msgspec.Struct, frozen=True):
     mismatch_ratio: float
 
 
+class Tried(msgspec.Struct, frozen=True):
+    """What a node saw when it tried a version before anybody could ask it."""
+
+    version: str
+    node: str
+    answers: int  # compared with those that the version was published with
+    least_cosine: float  # of all of them; 0 without any
+
+
 class Expected(msgspec.Struct, frozen=True):
     """What the manifests say an activation may cost, per version label."""
 
@@ -81,6 +90,7 @@ class Report(msgspec.Struct, frozen=True):
     latency_ms: Latency
     failover: Failover
     consistency: list[Check]
+    tried: list[Tried]
     expected: Expected
     seconds: float
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from raftmeta.cli.demo import measure, report
 from raftmeta.cli.demo.errors import DemoError
-from raftmeta.cli.demo.fleet import AGENTS, ZONES, Fleet
+from raftmeta.cli.demo.fleet import AGENTS, PROGRAM, ZONES, Fleet
 from raftmeta.cli.demo.load import Load, Probes, Target, service_time_s
 from raftmeta.cli.demo.monitor import Monitor
 from raftmeta.cli.demo.processes import Child, Children, run_to_end
@@ -37,6 +37,7 @@ ROLLOUT_S = 60.0
 LAG_LIMIT_MS = 1000  # the check's own default is 200; here both nodes, the members and the load share one machine's processors
 WRITES = 25  # acknowledged before the kill, and again after it
 FINETUNE_S = 90.0
+PROBE_S = 60.0
 TOLERANCE = 2e-3  # between an answer and its reference: the same weights in another process and batch differ by about 1e-6
 DEPLOYMENT = "search"
 
@@ -65,6 +66,8 @@ class Story:
         self._activations: list[report.Activation] = []
         self._busy: list[measure.Window] = []
         self._checks: list[report.Check] = []
+        self._probing: dict[str, Child] = {}  # by label: who writes down what the version answers
+        self._tried: list[report.Tried] = []
         self._killed = ""
 
     def run(self) -> report.Report:
@@ -83,6 +86,7 @@ class Story:
         begin_s = time.monotonic()
         out = self.settings.directory / "versions"
         tuning = self._children.start("finetune", ["-m", "raftmeta.cli.demo.finetune", str(self.settings.source), str(out)], ends=True)
+        self._probe("v1", self.settings.source)
         await self._start(out)
         async with self.fleet.client() as client, Monitor(self.fleet, self._screen.picture, self.loads):
             await self._first_version(client)
@@ -124,7 +128,26 @@ class Story:
             reference: dict[str, Any] = json.loads((out / "reference.json").read_text("utf-8"))
             done = "; ".join(f"{name}: {item['steps']} steps, {item['tensors']} tensors" for name, item in reference["trainings"].items())
             shown.figure(f"{done}; answers at least {reference['distance']:.3f} apart")
+        with step(self._screen, "write down what v2 and v3 answer: raftmeta probe") as shown:
+            for label in ("v2", "v3"):
+                self._probe(label, out / label)
+            await asyncio.gather(*(self._probed(label) for label in ("v2", "v3")))
+            shown.figure("nodes try a version before anybody can ask it, and refuse one that answers otherwise")
         return reference
+
+    def _probe(self, label: str, directory: Path) -> None:
+        words = [*PROGRAM, "probe", str(directory), "--out", str(self._probes_of(label))]
+        self._probing[label] = self._children.start(f"probe-{label}", words, ends=True)
+
+    async def _probed(self, label: str) -> Path:
+        """The probes of a version, once they are written."""
+        if (probing := self._probing.pop(label, None)) is not None:
+            await run_to_end(probing, PROBE_S)
+            self._children.forget(probing)
+        return self._probes_of(label)
+
+    def _probes_of(self, label: str) -> Path:
+        return self.settings.directory / f"{label}.probes.json"
 
     @asynccontextmanager
     async def _load(self, client: Client, reference: dict[str, Any]) -> AsyncIterator[None]:
@@ -159,6 +182,7 @@ class Story:
             model = self.settings.model
             unbound = self._manifests["v1"]["unbound"] if self._manifests else None
             known = [] if unbound is None else [word for name in unbound for word in ("--unbound", name)] or ["--all-bound"]
+            known += ["--probes", str(await self._probed(label))]
             done = await self.fleet.command("publish", str(directory), "--model", model, "--label", label, *known)
             version = await client.get_version(model, label)
             self._versions.append(report.Version(label, version["number"], version["checksum"]))
@@ -175,6 +199,8 @@ class Story:
                 f"{done.total_s:.2f} s, {done.bytes_fetched / 1e6:.1f} MB fetched, {done.bytes_from_active / 1e6:.1f} MB from the active "
                 f"slot, {done.bytes_kept / 1e6:.1f} MB kept, switch {done.switch_call_us_max} us"
             )
+            for node, seen in (await self.fleet.nodes(client)).items():
+                self._tried.append(tried(label, node, await self.fleet.evidence(seen["url"], DEPLOYMENT)))
 
     async def _roll_back(self, client: Client) -> None:
         with step(self._screen, "roll back to the version before") as shown:
@@ -264,6 +290,7 @@ class Story:
             latency_ms=measure.latency(samples, steady, self._busy),
             failover=failover,
             consistency=self._checks,
+            tried=self._tried,
             expected=report.Expected(
                 changed_bytes={
                     to: measure.differing_bytes(manifests[to], [manifests[name] for name in names], unbound) for to, names in before.items()
@@ -278,6 +305,14 @@ class Story:
         """Why requests were lost or answered wrongly, the first few."""
         bad = [sample for sample in self._samples() if sample.outcome != "ok"]
         return [f"{sample.side}: {sample.outcome}: {sample.detail}" for sample in bad[:count]]
+
+
+def tried(label: str, node: str, evidence: Mapping[str, Any]) -> report.Tried:
+    """From a node's evidence; a node that serves something else, or tried nothing, has tried nothing of this version."""
+    probed = evidence.get("probed") or {}
+    measured = probed.get("measured", []) if evidence.get("version") == label else []
+    values = [float(each["value"]) for each in measured if each["measure"] == "cosine" and each["holds"]]
+    return report.Tried(label, node, len(values), min(values, default=0.0))
 
 
 def to_check(answer: Mapping[str, Any]) -> report.Check:

@@ -27,6 +27,7 @@ GOOD = report.Report(
     latency_ms=report.Latency(10.0, 20.0, 11.0, 25.0),
     failover=report.Failover("m-a", "m-b", 900.0, 200, 0),
     consistency=[CHECK, CHECK],
+    tried=[report.Tried(label, node, 4, 0.9999) for label in ("v1", "v2", "v3") for node in ("n-a", "n-b")],
     expected=report.Expected({"v2": 20, "v3": 10}, {"v2": 100, "v3": 20}, 0.03),
     seconds=60.0,
 )
@@ -46,7 +47,7 @@ def failed(value: report.Report) -> int:
 
 def test_every_claim_holds_for_a_good_report_and_has_a_figure() -> None:
     found = claims.evaluate(GOOD)
-    assert len(found) == 10 and all(claim.held and claim.figure for claim in found)
+    assert len(found) == 11 and all(claim.held and claim.figure for claim in found)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,10 @@ def test_every_claim_holds_for_a_good_report_and_has_a_figure() -> None:
         changed(versions=GOOD.versions[::-1]),
         changed(versions=[replace(version, checksum="same") for version in GOOD.versions]),
         changed(expected=replace(GOOD.expected, output_distance=0.009)),
+        changed(tried=GOOD.tried[1:]),
+        changed(tried=[*GOOD.tried[1:], replace(GOOD.tried[0], answers=0)]),
+        changed(tried=[*GOOD.tried[1:], replace(GOOD.tried[0], least_cosine=0.99)]),
+        changed(tried=[*GOOD.tried[1:], GOOD.tried[1]]),
         changed(requests=report.Requests(1000, 999, 1, 0)),
         changed(requests=report.Requests(1001, 1000, 0, 0)),
         changed(requests=report.Requests(1000, 999, 0, 1)),
@@ -86,7 +91,12 @@ def test_one_bad_figure_fails_exactly_its_claim(bad: report.Report) -> None:
 
 def test_nothing_measured_proves_nothing() -> None:
     nothing = changed(
-        versions=[], activate=[], requests=report.Requests(0, 0, 0, 0), consistency=[], failover=report.Failover("", "", 0, 0, 0)
+        versions=[],
+        activate=[],
+        requests=report.Requests(0, 0, 0, 0),
+        consistency=[],
+        tried=[],
+        failover=report.Failover("", "", 0, 0, 0),
     )
     assert failed(nothing) == len(claims.evaluate(nothing)) - 1  # the distance between the answers was measured beforehand
 
