@@ -112,7 +112,7 @@ class Matrix:
         )  # fmt: skip
         self.answers: dict[str, Any] = {}
         self.roots: dict[str, str] = {}
-        self._new_version()
+        self.new_version()
         self.driver.declare("n1")
         self.agent.start()
         assert self.driver.activate(BASE)["status"] == DONE, self.agent.log[-3000:]
@@ -153,15 +153,19 @@ class Matrix:
         """The version that the rollout brings; of a roll-back the one that served before."""
         self.source.be(Mood.HONEST)
         self.plane.hold(lambda body: False)
-        label = self._new_version()
+        label = self.new_version()
         if phase == "verify":
             assert self.driver.activate(label)["status"] == DONE, self.agent.log[-3000:]
+        self.be_at_rest()
+        return label
+
+    def be_at_rest(self) -> None:
+        """Serve the base version, with nothing left to do."""
         if self.driver.serving != BASE:
             assert self.driver.activate(BASE)["status"] == DONE, self.agent.log[-3000:]
         self._settle()
-        return label
 
-    def _new_version(self) -> str:
+    def new_version(self) -> str:
         """Published, with what it answers and its vector; nothing of it is on the node."""
         number = len(self.roots) + 1
         label = f"{number}.0.0"
