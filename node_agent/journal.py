@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -26,12 +27,26 @@ NAME = "node.state"
 MAX_PROOFS = 4
 
 
+class LoadPhase(StrEnum):
+    """How far a version came on this node within one rollout. In this order, and never back."""
+
+    INIT = "init"  # the rollout was seen
+    VERIFIED = "verified"  # every byte is in the store or in the slot that serves, by its digest
+    UNPACKED = "unpacked"  # in its slot, whose vector is that of the manifest
+    MAPPED = "mapped"  # the prober made a module of the slot that answered as it was published
+    VALIDATED = "validated"  # every worker has bound and warmed it
+
+
+LOAD_PHASES = tuple(LoadPhase)
+
+
 class ChangeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rollout this node works on, or worked on last."""
 
     id: str = ""
     counters: StageCounters = StageCounters()
     failure: Failure = Failure()  # set when it failed here
+    reached: LoadPhase = LoadPhase.INIT
 
 
 class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from node_agent.failure import Failure
-from node_agent.journal import MAX_PROOFS, ChangeRecord, DeploymentRecord, Journal, Proof
+from node_agent.journal import LOAD_PHASES, MAX_PROOFS, ChangeRecord, DeploymentRecord, Journal, LoadPhase, Proof
 from node_agent.plan import Order, Target
 from raftmeta.core.types import StageCounters
 
@@ -47,6 +47,13 @@ class Remembered:
     def fail_change(self, change_id: str, why: Failure) -> None:
         """The rollout failed here. The first reason stays."""
         self._change(change_id, lambda change: change if change.failure else msgspec.structs.replace(change, failure=why))
+
+    def reach(self, change_id: str, phase: LoadPhase) -> None:
+        """The rollout's version came so far here; one that came further stays there."""
+        at = LOAD_PHASES.index(phase)
+        self._change(
+            change_id, lambda change: change if LOAD_PHASES.index(change.reached) >= at else msgspec.structs.replace(change, reached=phase)
+        )
 
     def _change(self, change_id: str, make: Callable[[ChangeRecord], ChangeRecord]) -> None:
         def changed(record: DeploymentRecord) -> DeploymentRecord:

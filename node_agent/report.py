@@ -31,6 +31,7 @@ class Look(NamedTuple):
     holders: tuple[Holder, ...] = ()  # who uses a slot that does not serve
     vector_from: VectorFrom = VectorFrom.MEMORY
     pinned: str = ""  # why an operator keeps it where it is, "" when nobody does
+    change: ChangeRecord = ChangeRecord()  # the rollout that it works on, or worked on last
 
 
 class NodeFacts(NamedTuple):
@@ -81,6 +82,8 @@ def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, 
             "holders": held,
             "vector_from": look.vector_from.value,
             "pinned": look.pinned,
+            "rollout": look.change.id,
+            "phase": look.change.reached.value if look.change.id else "",
         }
     return body
 

@@ -18,7 +18,7 @@ import msgspec
 
 from node_agent import failure, report
 from node_agent.fetch import Cancelled
-from node_agent.journal import ChangeRecord, DeploymentRecord, Proof
+from node_agent.journal import ChangeRecord, DeploymentRecord, LoadPhase, Proof
 from node_agent.observe import Observer
 from node_agent.plan import Attest, AwaitWorkers, Decline, Fetch, Goal, Obey, Order, StageInto, Step, SwitchTo, Target, Verify, Warm
 from node_agent.prepared import Prepared
@@ -165,6 +165,7 @@ class Taker:
             case Verify():
                 with self._timed("verify"):
                     await self._serving.verify(step.target, step.slot, _change_id(goal))
+                await self._reach(goal, step.target, LoadPhase.UNPACKED)
             case Warm():
                 await self._warm(step, goal)
             case SwitchTo():
@@ -188,6 +189,7 @@ class Taker:
         change = self._change_record(goal, step.target)
         if change is not None:
             await self._count(change, lambda counters: msgspec.structs.replace(counters, bytes_fetched=counters.bytes_fetched + fetched))
+        await self._reach(goal, step.target, LoadPhase.VERIFIED)
         log.info("fetched", deployment=goal.deployment, version=step.target.label, bytes=fetched)
 
     async def _stage(self, step: StageInto, goal: Goal) -> None:
@@ -209,6 +211,7 @@ class Taker:
         self._means.observer.placed(goal.deployment, counters)
         if change is not None:
             await self._count(change, lambda _: counters)
+        await self._reach(goal, step.target, LoadPhase.UNPACKED)
         log.info("staged", deployment=goal.deployment, version=step.target.label, slot=step.slot, **report.counters(counters))
 
     async def _drain(self, slot: int, goal: Goal) -> None:
@@ -241,8 +244,10 @@ class Taker:
         if self._cancel.is_set():
             raise Cancelled
         await self._prove(step, goal)
+        await self._reach(goal, step.target, LoadPhase.MAPPED)
         with self._timed("warm"):
             await self._serving.warm(step.target, step.slot, _change_id(goal))
+        await self._reach(goal, step.target, LoadPhase.VALIDATED)
 
     async def _prove(self, step: Warm, goal: Goal) -> None:
         """Once per version and kernel: a roll-back and a restart go on what was seen before."""
@@ -292,6 +297,8 @@ class Taker:
 
     async def _attest(self, step: Attest, goal: Goal) -> None:
         change = self._remembered.change_record(step.change)
+        if step.stage is Stage.PREPARED:  # also when there was nothing to fetch
+            await self._reach(goal, step.target, LoadPhase.VERIFIED)
         if step.stage in (Stage.READY, Stage.ACTIVE):
             change = await asyncio.to_thread(self._with_costs, step, goal, change)
         body = report.attestation(step, goal.side, self._means.boot_id, step.target.vector_root, change)
@@ -323,6 +330,10 @@ class Taker:
 
     async def _count(self, change: ChangeRecord, make: Callable[[StageCounters], StageCounters]) -> None:
         await asyncio.to_thread(self._remembered.count, change.id, make)
+
+    async def _reach(self, goal: Goal, target: Target, phase: LoadPhase) -> None:
+        if (change := self._change_record(goal, target)) is not None:
+            await asyncio.to_thread(self._remembered.reach, change.id, phase)
 
     def _change_record(self, goal: Goal, target: Target) -> ChangeRecord | None:
         if goal.change is None or goal.change.to != target:

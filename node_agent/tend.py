@@ -148,6 +148,7 @@ class Tender:
         return Look(
             record.name, record.model, record.side, slots, self._ready, record.lag_ms, goal, self.doing, self.trouble, holders, told,
             "" if record.pinned is None else record.pinned.reason,
+            record.change,
         )  # fmt: skip
 
     def preview(self) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from node_agent.journal import DeploymentRecord, LoadPhase
 from node_agent.plan import Change, Order
 from raftmeta.core.types import Phase, Stage
 from tests.support.small_version import make_version
@@ -61,6 +62,29 @@ def test_a_roll_back_copies_nothing_and_proves_the_memory_again(scene: Scene) ->
         assert scene.station.active == 0
         assert scene.crew.loads[loads:] == [(0, "1.0.0")], "the workers were not asked to check their module"
         assert scene.crew.released.count(0) == 1, "the slot was released for staging"
+
+    run(work)
+
+
+def test_a_version_goes_through_the_phases_of_a_load_in_order_and_never_back(scene: Scene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        assert scene.tender.look().change.reached is LoadPhase.VALIDATED
+        seen: list[LoadPhase] = []
+        update = scene.memory.journal.update
+
+        def watched(name: str, make: Callable[[DeploymentRecord], DeploymentRecord]) -> None:
+            update(name, make)
+            seen.append(scene.remembered.record.change.reached)
+
+        scene.memory.journal.update = watched  # type: ignore[method-assign]
+        change = Change("r-2", Phase.SYNCING, scene.target(2), None)
+        await scene.rest(scene.goal(1, change))
+        assert list(dict.fromkeys(seen)) == list(LoadPhase), seen
+        assert scene.last()["stage"] == "ready"
+        scene.remembered.reach("r-2", LoadPhase.VERIFIED)
+        scene.remembered.reach("r-1", LoadPhase.VERIFIED)
+        assert scene.remembered.record.change.reached is LoadPhase.VALIDATED
 
     run(work)
 
