@@ -107,11 +107,14 @@ class Story:
         with step(self._screen, "start three members, one per zone") as shown:
             for zone in ZONES:
                 self.fleet.start_member(zone)
-            for _, node, _ in AGENTS:  # they import torch meanwhile
-                self.fleet.start_agent(node)
             async with self.fleet.client() as client:
                 seen = await self.fleet.leader(client)
             shown.figure(f"{seen['leader_id']} leads in term {seen['term']}")
+        with step(self._screen, "write down what v1 answers: raftmeta probe") as shown:
+            await self._probed("v1")
+            shown.figure("nodes try a version before anybody can ask it, and refuse one that answers otherwise")
+        for _, node, _ in AGENTS:  # they import torch while v1 is published; not before, or it would be eight processes at once
+            self.fleet.start_agent(node)
 
     async def _first_version(self, client: Client) -> None:
         await self._publish(client, "v1", self.settings.source)
@@ -128,11 +131,10 @@ class Story:
             reference: dict[str, Any] = json.loads((out / "reference.json").read_text("utf-8"))
             done = "; ".join(f"{name}: {item['steps']} steps, {item['tensors']} tensors" for name, item in reference["trainings"].items())
             shown.figure(f"{done}; answers at least {reference['distance']:.3f} apart")
-        with step(self._screen, "write down what v2 and v3 answer: raftmeta probe") as shown:
+        with step(self._screen, "write down what v2 and v3 answer: raftmeta probe"):
             for label in ("v2", "v3"):
                 self._probe(label, out / label)
             await asyncio.gather(*(self._probed(label) for label in ("v2", "v3")))
-            shown.figure("nodes try a version before anybody can ask it, and refuse one that answers otherwise")
         return reference
 
     def _probe(self, label: str, directory: Path) -> None:
