@@ -102,7 +102,7 @@ class Answers:
             case GetEvidence():
                 return await self._evidence(call)
             case GetPlan():
-                return Json(call.number, msgspec.json.encode(await asyncio.to_thread(self._loop.plans)))
+                return Json(call.number, msgspec.json.encode(await self._loop.plans(call.version)))
             case SetCordon():
                 await asyncio.to_thread(self._loop.cordon, call.reason)
                 return Done(call.number)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from node_agent import report
 from node_agent.desired import DeploymentView, Desired, RolloutView, read
+from node_agent.fetch import FetchFailed
 from node_agent.journal import DeploymentRecord
 from node_agent.plan import NO_ORDER, Goal, Order, Target
 from node_agent.prepared import Prepared
@@ -101,9 +102,22 @@ class Loop:
             self._facts, looks, {"reachable": self.reachable, "reason": self._why_lost, "silent_s": round(self.silent_s, 3)}
         )
 
-    def plans(self) -> dict[str, Any]:
-        """By deployment: the steps that are left, with what staging would move. Blocks, changes nothing."""
-        return {name: tender.preview() for name, tender in sorted(self._tenders.items())}
+    async def plans(self, version: str = "") -> dict[str, Any]:
+        """By deployment: the steps that are left, with what they would move; with a version, as if it were activated now.
+
+        Does none of them. The manifest of such a version is kept in the store, which forgets it when it makes room.
+        """
+        return {name: await self._plan_of(tender, version) for name, tender in sorted(self._tenders.items())}
+
+    async def _plan_of(self, tender: Tender, label: str) -> dict[str, Any]:
+        model = tender.remembered.record.model
+        try:
+            target = await self._target(model, label) if label else None
+            if target is not None:
+                await self._means.provider.manifest(target)
+        except (RaftmetaError, FetchFailed) as cause:
+            return {"goal": "", "rollout": "", "steps": [], "refused": f"{model} {label}: {cause}"}
+        return await asyncio.to_thread(tender.preview, target)
 
     @property
     def is_cordoned(self) -> bool:
@@ -239,12 +253,15 @@ class Loop:
         return known or await self._resolve(item, item.version)
 
     async def _resolve(self, item: DeploymentView, label: str) -> Target:
-        version = await self._plane.get_version(item.model, label)
-        target = Target(item.model, label, str(version["checksum"]), str(version["vector_root"]))
+        target = await self._target(item.model, label)
         if len(self._targets) > 1000:
             self._targets.clear()
         self._targets[item.model, label, item.order_revision] = target
         return target
+
+    async def _target(self, model: str, label: str) -> Target:
+        version = await self._plane.get_version(model, label)
+        return Target(model, label, str(version["checksum"]), str(version["vector_root"]))
 
     async def _remember_previous(self, item: DeploymentView) -> None:
         known = self._targets.get((item.model, item.previous, item.order_revision))

@@ -203,6 +203,8 @@ class GetEvidence(Numbered, frozen=True, tag="get_evidence"):
 class GetPlan(Numbered, frozen=True, tag="get_plan"):
     """What the node would do next, and what that would cost, without doing it."""
 
+    version: str = ""  # label: as if it were activated now
+
 
 class SetCordon(Numbered, frozen=True, tag="set_cordon"):
     """Take the node out of readiness; it goes on serving and following. "" lifts it."""

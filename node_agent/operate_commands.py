@@ -98,9 +98,16 @@ def _reason(text: str) -> str:
     return reason
 
 
-def _plan(options: NodeOptions) -> int:
-    """Show what a running node would do next, step by step, and what staging would move. Changes nothing."""
-    plans = _tell(options, GetPlan)
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(NodeOptions):
+    dry_run: Annotated[
+        str, typer.Option("--dry-run", metavar="VERSION", help="As if that version were activated now, up to its switch.")
+    ] = ""  # fmt: skip
+
+
+def _plan(options: PlanOptions) -> int:
+    """Show what a running node would do next, step by step, and what that would move. Does none of it."""
+    plans = _tell(options, lambda number: GetPlan(number, options.dry_run))
     if options.json:
         output.print_json(plans)
         return Exit.OK
@@ -118,6 +125,8 @@ def _plan(options: NodeOptions) -> int:
 
 
 def _moves(step: dict[str, Any]) -> str:
+    if "bytes_to_fetch" in step:
+        return f"{output.size(step['bytes_to_fetch'])} from the sources"
     counters = step.get("counters")
     if counters is None:
         return str(step.get("unknown", ""))
@@ -125,7 +134,7 @@ def _moves(step: dict[str, Any]) -> str:
     return f"{read} from the store, {copied} from the active slot, {kept} stay"
 
 
-plan = command("agent plan", NodeOptions, _plan)
+plan = command("agent plan", PlanOptions, _plan)
 cordon = command("agent cordon", CordonOptions, _cordon)
 pin = command("agent pin", PinOptions, _pin)
 abort = command("agent abort", AbortOptions, _abort)

@@ -28,6 +28,14 @@ class Prepared:
         self._known.add(target.checksum)
         return True
 
+    def missing_bytes(self, target: Target) -> int | None:
+        """What would have to be fetched; None while the store has no manifest of the version. Blocks."""
+        manifest = self._store.manifest(target.checksum)
+        if manifest is None:
+            return None
+        elsewhere = self._held()
+        return sum(size for sha256, size in self._store.missing(blobs_of(manifest)) if sha256 not in elsewhere)
+
     def forget(self) -> None:
         """Look at the store again: something was missing or was removed."""
         self._known.clear()

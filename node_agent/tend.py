@@ -17,6 +17,8 @@ from node_agent import failure, report
 from node_agent.fetch import Cancelled
 from node_agent.plan import (
     Attest,
+    Change,
+    Fetch,
     Goal,
     Order,
     Pinned,
@@ -42,6 +44,7 @@ from node_agent.trouble import STEP_FAULTS, Trouble, phase_of, trouble_of
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import Phase
 
+DRY_RUN = "dry run"  # instead of the id of a rollout
 MAX_TRIES = 5  # of a step for a rollout that is not decided, when another try may help
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0
@@ -151,11 +154,13 @@ class Tender:
             record.change,
         )  # fmt: skip
 
-    def preview(self) -> dict[str, Any]:
-        """The steps that are left, for an operator. Blocks, changes nothing."""
+    def preview(self, target: Target | None = None) -> dict[str, Any]:
+        """The steps that are left, for an operator; with `target`, as if a rollout to it had come to syncing. Blocks, changes nothing."""
         goal = self._goal
         if goal is None:
             return {"goal": "", "steps": [], "refused": "the control plane was not heard yet"}
+        if target is not None:
+            goal = goal._replace(change=Change(DRY_RUN, Phase.SYNCING, target, None))
         made = self._plan_for(goal)
         steps = [{"step": type(step).__name__, "version": step.target.label, **self._cost(step, goal)} for step in made.steps]
         label = goal.committed.label if goal.committed else ""
@@ -165,7 +170,10 @@ class Tender:
         return plan(goal, self._see(goal))
 
     def _cost(self, step: Step, goal: Goal) -> dict[str, Any]:
-        """Of staging, if what it consists of is on this node already."""
+        """Of fetching and staging, as far as what the version consists of is known here."""
+        if isinstance(step, Fetch):
+            missing = self.prepared.missing_bytes(step.target)
+            return {"unknown": "its manifest is not on this node yet"} if missing is None else {"bytes_to_fetch": missing}
         if not isinstance(step, StageInto):
             return {"slot": step.slot} if isinstance(step, Verify | Warm | SwitchTo) else {}
         try:

@@ -77,6 +77,8 @@ class FakeControlPlane:
         return self._reply(self.rollouts[rollout_id])
 
     async def get_version(self, model: str, label: str) -> Reply:
+        if label not in self.versions:
+            raise RaftmetaError("unknown_version", f"no version {label!r}")
         target = self.versions[label].target
         return self._reply({"checksum": target.checksum, "vector_root": target.vector_root})
 
@@ -318,6 +320,31 @@ def test_memory_that_an_earlier_control_still_holds_is_taken_over_once_it_lets_g
 
         await scene.until(comes_back)
         assert len(refused) == 1 and "in_use" in refused[0]
+
+    run(work)
+
+
+def test_a_plan_of_a_version_that_is_not_ordered_asks_for_it_and_of_one_that_is_not_there_says_so(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=5)
+        scene.begin()
+        plans: list[dict[str, Any]] = []
+
+        async def ask() -> None:
+            plans.append(await scene.loop.plans("2.0.0"))
+            plans.append(await scene.loop.plans("9.0.0"))
+
+        asking: list[asyncio.Task[None]] = []
+
+        def asked() -> bool:
+            if scene.serving() == "1.0.0" and not asking:
+                asking.append(asyncio.create_task(ask()))
+            return bool(asking) and asking[0].done()
+
+        await scene.until(asked)
+        asking[0].result()
+        assert [step["step"] for step in plans[0]["search"]["steps"]] == ["Fetch", "Attest", "StageInto", "Warm", "Attest"]
+        assert plans[1]["search"]["steps"] == [] and "9.0.0" in plans[1]["search"]["refused"]
 
     run(work)
 

@@ -161,6 +161,7 @@ class Control:
     def __init__(self, node: Node) -> None:
         self.socket = names.control_socket(node.store / "run")
         self.cordons: list[str] = []
+        self.planned: list[str] = []
         self.told: list[SetPin | Abort] = []
         self.plans = {
             "search": {
@@ -186,6 +187,7 @@ class Control:
             said = {"deployment": call.deployment, "pinned": "1.0.0" if call.reason else "", "rollout": "r-7", "reason": call.reason}
             return Json(call.number, json.dumps(said).encode())
         assert isinstance(call, GetPlan)
+        self.planned.append(call.version)
         return Json(call.number, json.dumps(self.plans).encode())
 
     @contextmanager
@@ -213,6 +215,9 @@ def test_a_plan_is_shown_step_by_step_with_what_it_moves(node: Node, capsys: pyt
         assert [line.split()[1] for line in text.splitlines()[1:]] == ["Fetch", "StageInto", "Warm"]
         assert "10.0 MB from the store" in text
         assert json.loads(run(capsys, "plan", "--json", "--config", str(node.file))[1]) == control.plans
+        control.plans["search"]["steps"][0]["bytes_to_fetch"] = 20_000_000  # type: ignore[index]
+        assert "20.0 MB from the sources" in run(capsys, "plan", "--dry-run", "3.0.0", "--config", str(node.file))[1]
+        assert control.planned == ["", "", "3.0.0"]
         control.plans = {"search": {"goal": "", "rollout": "", "refused": "the order is older", "steps": []}}
         text = run(capsys, "plan", "--config", str(node.file))[1]
         assert "search: the order is older" in text and "nothing left to do" in text

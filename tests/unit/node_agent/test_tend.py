@@ -241,6 +241,23 @@ def test_waiting_for_a_worker_ends_when_nobody_wants_the_version_any_more(scene:
     run(work)
 
 
+def test_a_dry_run_names_the_steps_to_another_version_and_what_is_missing_and_takes_none(scene: Scene) -> None:
+    async def work() -> None:
+        await scene.roll(None, 1)
+        fetched, record = list(scene.provider.fetched), scene.remembered.record
+        assert scene.tender.preview(scene.target(2))["steps"][0]["unknown"], "nothing is known of it here"
+        scene.memory.store.put_manifest(scene.target(2).checksum, scene.versions["2.0.0"].manifest)
+        shown = scene.tender.preview(scene.target(2))
+        assert (shown["goal"], shown["rollout"], shown["refused"]) == ("1.0.0", "dry run", "")
+        assert [step["step"] for step in shown["steps"]] == ["Fetch", "Attest", "StageInto", "Warm", "Attest"]
+        assert 100 <= shown["steps"][0]["bytes_to_fetch"] < 1000, "the large tensor is in the slot that serves"
+        assert shown["steps"][2]["counters"]["bytes_from_active"] == 70_000
+        assert (scene.provider.fetched, scene.remembered.record) == (fetched, record)
+        assert scene.tender.goal is not None and scene.tender.goal.change is None
+
+    run(work)
+
+
 def test_a_preview_names_the_steps_and_their_costs_and_takes_none(scene: Scene) -> None:
     async def work() -> None:
         assert scene.tender.preview()["refused"]
