@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from consistency import vector
@@ -37,14 +36,19 @@ def block_sums(words: Words, native_keys: Words, swapped_keys: Words, out: Words
         piece[: given.size] = given.view(np.int64)
         sums = _sums(torch.from_numpy(piece).view(-1, WORDS), *keys)
         first = begin // WORDS
-        out[first : first + len(sums)] = _unsigned(sums)
+        out[first : first + len(sums)] = unsigned(sums)
 
 
 def block_checks(data: Tensor) -> Words:
     """Checks [blocks, 2] of flat bytes (uint8) that begin a block, on whichever device they lie; returns once they are computed.
 
-    Runs on the device's current stream: what writes the bytes comes before, there or waited for. Raises RaftmetaError bad_field.
+    What writes the bytes comes before, on the device's current stream or waited for. Raises RaftmetaError bad_field.
     """
+    return unsigned(enqueue(data).cpu())
+
+
+def enqueue(data: Tensor) -> Tensor:
+    """The same as int64 [blocks, 2] on the device, asked for and perhaps not computed yet."""
     if data.dtype != torch.uint8 or data.dim() != 1 or not data.is_contiguous() or data.data_ptr() % _WORD:
         found = f"{data.dtype} of {data.dim()} dimensions at {data.data_ptr():#x}"
         raise RaftmetaError("bad_field", f"block checks are computed from flat bytes at a multiple of {_WORD}, found {found}")
@@ -60,10 +64,14 @@ def block_checks(data: Tensor) -> Words:
         last = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device=data.device)
         last[: size - whole] = data[whole:]
         parts.append(_sums(last.view(torch.int64).view(1, WORDS), native, swapped))
-    if not parts:
-        return np.zeros((0, 2), np.uint64)
-    sums = _unsigned(torch.cat(parts))
-    return sums if native is low else np.ascontiguousarray(sums[:, ::-1])
+    sums = torch.cat(parts) if parts else torch.zeros((0, 2), dtype=torch.int64, device=data.device)
+    return sums if native is low else sums.flip(1)
+
+
+def unsigned(sums: Tensor) -> Words:
+    """The same memory of the host as block checks."""
+    words: Words = sums.numpy().view(np.uint64)
+    return words
 
 
 def require(device: torch.device, checks: Callable[[Tensor], Words] = block_checks) -> None:
@@ -94,8 +102,3 @@ def _keys(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _on(device: torch.device, keys: Words) -> Tensor:
     return torch.from_numpy(np.array(keys).view(np.int64)).to(device)
-
-
-def _unsigned(sums: Tensor) -> NDArray[np.uint64]:
-    found: NDArray[np.uint64] = sums.cpu().numpy().view(np.uint64)
-    return found

@@ -13,6 +13,8 @@ REFUSALS: dict[str, ErrorClass] = {
     # room and the machine
     "no_headroom": ErrorClass.CAPACITY,
     "barrier_unavailable": ErrorClass.UNAVAILABLE,
+    "device_failed": ErrorClass.UNAVAILABLE,
+    "device_late": ErrorClass.UNAVAILABLE,
     # the files in shared memory
     "foreign_arena": ErrorClass.INTEGRITY,
     "arena_in_use": ErrorClass.REJECTED,
