@@ -21,6 +21,10 @@ REFUSALS: dict[str, ErrorClass] = {
     "foreign_control_block": ErrorClass.INTEGRITY,
     "control_in_use": ErrorClass.REJECTED,
     "worker_alive": ErrorClass.REJECTED,
+    # memory that a keeper holds
+    "keeper_unavailable": ErrorClass.UNAVAILABLE,
+    "keeper_in_use": ErrorClass.REJECTED,
+    "memory_differs": ErrorClass.REJECTED,
     # slots
     "slot_active": ErrorClass.REJECTED,
     "slot_busy": ErrorClass.UNAVAILABLE,
