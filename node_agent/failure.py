@@ -55,7 +55,7 @@ _KINDS: dict[str, FailureClass] = {
         ("barrier_unavailable", "foreign_arena", "arena_in_use", "foreign_control_block", "control_in_use", "worker_alive"),
         FailureClass.INTERNAL,
     ),
-    **dict.fromkeys(("device_failed", "keeper_unavailable", "keeper_in_use", "memory_differs"), FailureClass.INTERNAL),
+    **dict.fromkeys(("no_device", "device_failed", "keeper_unavailable", "keeper_in_use", "memory_differs"), FailureClass.INTERNAL),
     **dict.fromkeys(("slot_active", "slot_not_dirty", "slot_not_verified", "nothing_serves", "internal"), FailureClass.INTERNAL),
 }
 _CODES: dict[ErrorClass, FailureClass] = {  # errors of the control plane and of the store

@@ -13,6 +13,7 @@ REFUSALS: dict[str, ErrorClass] = {
     # room and the machine
     "no_headroom": ErrorClass.CAPACITY,
     "barrier_unavailable": ErrorClass.UNAVAILABLE,
+    "no_device": ErrorClass.INVALID,
     "device_failed": ErrorClass.UNAVAILABLE,
     "device_late": ErrorClass.UNAVAILABLE,
     # the files in shared memory

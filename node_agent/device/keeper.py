@@ -12,6 +12,7 @@ import os
 import selectors
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -52,13 +53,22 @@ class Holdings:
 
     def answer(self, request: Request) -> tuple[Answer, int | None]:
         """With the descriptor that belongs to it. Never raises a Refusal: it is an answer."""
+        try:
+            return self._answer(request)
+        except Refusal as refusal:
+            return Refused(refusal.kind, refusal.subject, refusal.expected, refusal.found), None
+
+    def let_go(self) -> None:
+        """Of everything. What cannot be let go ends with this process."""
+        while self._held:
+            with suppress(Refusal):
+                self._held.popitem()[1][1].let_go()
+
+    def _answer(self, request: Request) -> tuple[Answer, int | None]:
         match request:
             case Hold():
-                try:
-                    created = request.name not in self._held
-                    return self._give(self._hold(request), created)
-                except Refusal as refusal:
-                    return Refused(refusal.kind, refusal.subject, refusal.expected, refusal.found), None
+                created = request.name not in self._held
+                return self._give(self._hold(request), created)
             case Open():
                 found = self._held.get(request.name)
                 return (NotHeld(request.name), None) if found is None else self._give(found, created=False)
@@ -69,10 +79,6 @@ class Holdings:
                 return Released(gone is not None), None
             case _:
                 return Listing(tuple(item for item, _ in self._held.values()), self._limit_bytes), None
-
-    def let_go(self) -> None:
-        while self._held:
-            self._held.popitem()[1][1].let_go()
 
     def _hold(self, request: Hold) -> tuple[Held, Memory]:
         subject, size = f"memory {request.name} of the keeper", self._maker.padded(request.size_bytes)

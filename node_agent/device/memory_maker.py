@@ -21,7 +21,7 @@ _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # of the seals themselves, against shr
 
 class Memory(NamedTuple):
     descriptor: int
-    let_go: Callable[[], None]  # closes the descriptor, and whatever else stands for the memory in this process
+    let_go: Callable[[], None]  # closes the descriptor, and whatever else stands for the memory here. Raises Refusal device_failed
 
 
 class MemoryMaker(Protocol):

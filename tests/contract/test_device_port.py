@@ -13,18 +13,19 @@ from node_agent.device.port import SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
 from node_agent.failure import FailureClass, class_of
 from node_agent.refusal import Refusal
-from tests.support.device_subjects import CHUNK, SLOT_BYTES, V1, V2, V3, Subject, fake_subject, memory_subject, raw
+from tests.support.device_subjects import CHUNK, SLOT_BYTES, V1, V2, V3, Subject, raw, subject_of, why_not
 from tests.support.shm import shm_directory
 from tests.support.versions import MemoryBlob, MemoryBlobs, manifest_of
 
-SUBJECTS = ["memory", *(f"fake {seed}" for seed in range(4))]
+SUBJECTS = ["memory", *(f"fake {seed}" for seed in range(4)), "torch", "cuda"]
 
 
 @pytest.fixture(params=SUBJECTS)
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    if reason := why_not(request.param):
+        pytest.skip(reason)
     with shm_directory() as directory:
-        kind, _, seed = request.param.partition(" ")
-        made = memory_subject(directory) if kind == "memory" else fake_subject(directory, int(seed))
+        made = subject_of(request.param, directory)
         yield made
         made.records.close()
 

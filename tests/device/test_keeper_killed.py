@@ -124,3 +124,9 @@ sys.stdin.read()
     poller.register(pidfd, select.POLLIN)
     assert poller.poll(30_000), f"{pid} still runs"
     os.close(pidfd)
+
+
+def test_a_keeper_for_a_device_that_is_not_there_does_not_start_and_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "node_agent.device.keeper_main", "--socket", str(tmp_path / "k.sock"), "--limit-bytes", "1"]
+    done = subprocess.run([*command, "--device", "cuda:99"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "no_device" in done.stderr and not (tmp_path / "k.sock").exists()

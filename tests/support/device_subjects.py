@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,3 +96,43 @@ def over_fake(records: Arena, fake: FakeDevice) -> Subject:
         fake.memory[slot * SLOT_BYTES + offset] ^= 1
 
     return Subject(device, records, lambda slot: bytes(fake.memory[slot * SLOT_BYTES :][:SLOT_BYTES]), spoil, fake)
+
+
+def torch_subject(directory: Path, device_name: str) -> Subject:
+    """Feeds of torch over a tensor, of the host or of a GPU."""
+    import torch
+
+    from node_agent.device.torch_feed import TorchFeed
+
+    records = Arena.create(directory / "arena", 1)
+    memory = torch.full((2 * SLOT_BYTES,), 0xA5, dtype=torch.uint8, device=device_name)
+    device = StreamedDevice(device_name, records, SLOT_BYTES, [TorchFeed(memory, CHUNK + 100) for _ in range(2)])
+
+    def spoil(slot: int, offset: int) -> None:
+        memory[slot * SLOT_BYTES + offset] ^= 1
+
+    return Subject(device, records, lambda slot: memory[slot * SLOT_BYTES :][:SLOT_BYTES].cpu().numpy().tobytes(), spoil)
+
+
+def subject_of(kind: str, directory: Path) -> Subject:
+    """`memory`, `fake SEED`, `torch`, or `cuda`."""
+    match kind.split():
+        case ["memory"]:
+            return memory_subject(directory)
+        case ["fake", seed]:
+            return fake_subject(directory, int(seed))
+        case ["torch"]:
+            return torch_subject(directory, "cpu")
+        case _:
+            return torch_subject(directory, "cuda:0")
+
+
+def why_not(kind: str) -> str:
+    """Why this machine has no such subject, "" if it has."""
+    if kind not in ("torch", "cuda"):
+        return ""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    return "" if kind == "torch" or torch.cuda.is_available() else "torch sees no CUDA device"

@@ -19,14 +19,15 @@ from node_agent.device.streamed import DeviceFault
 
 ALIGNMENT = 256  # of every offset
 STALE = 0xA5
-CALLS = ("allocate", "upload", "move", "checks", "synchronize")
 
 
 class FakeDevice:
     def __init__(self, memory_bytes: int, seed: int = 0, faults: Mapping[tuple[str, int], str] | None = None) -> None:
-        """`faults`: (call, its number from 0) -> the name of the error it ends with. A number of `reset` counts calls of every kind."""
+        """`faults`: (upload | move | checks | synchronize, its number from 0) -> the name of the error it ends with.
+
+        A `reset` at a number of calls of every kind takes the memory's contents along. Allocation has a fake of its own (`fake_libcuda`).
+        """
         self.memory = bytearray([STALE]) * memory_bytes
-        self.left_bytes = memory_bytes
         self.faults = dict(faults or {})
         self.calls: Counter[str] = Counter()
         self.hangs = False
@@ -34,16 +35,6 @@ class FakeDevice:
         self.random = Random(seed)
         self.lock = threading.RLock()
         self.feeds: list[FakeFeed] = []
-
-    def allocate(self, size: int) -> int:
-        """Where the memory begins."""
-        with self.lock:
-            self.happens("allocate")
-            if size > self.left_bytes:
-                raise DeviceFault("allocate", "out_of_memory")
-            begin = len(self.memory) - self.left_bytes
-            self.left_bytes -= size
-            return begin
 
     def feed(self, buffer_bytes: int) -> FakeFeed:
         feed = FakeFeed(self, buffer_bytes)

@@ -1,0 +1,45 @@
+"""A CUDA device behind the device port: the keeper's memory, mapped here, with feeds of torch. Unproven on a device.
+
+Put together by hand in the order in which it depends on each other; undone in reverse. Records of the slots stay in shared memory of the
+host. Control alone opens a device so; a worker maps the same memory read-only (`MappedMemory`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+
+from consistency import vector_torch
+from node_agent.device.arena import Arena
+from node_agent.device.cuda_memory import MappedMemory
+from node_agent.device.driver import Driver
+from node_agent.device.keeper_client import KeeperClient
+from node_agent.device.kept_memory import attach
+from node_agent.device.streamed import StreamedDevice
+from node_agent.device.torch_feed import TorchFeed, tensor_at
+from node_agent.layout import align
+
+FEEDS: Final = 3  # two threads that stage, and a check of what serves
+
+
+@contextmanager
+def opened(driver: Driver, records: Arena, keeper: KeeperClient, slot_bytes: int) -> Iterator[StreamedDevice]:
+    """The device, while within. Raises Refusal; RaftmetaError integrity when the device computes the vector wrongly."""
+    slot_bytes = align(slot_bytes)
+    device = torch.device(driver.name)
+    torch.zeros(1, device=device)  # makes the context that mapping and access belong to
+    vector_torch.require(device)
+    held = attach(records, keeper, slot_bytes)
+    try:
+        mapped = MappedMemory(driver, held.descriptor, held.size_bytes, writable=True)
+    finally:
+        os.close(held.descriptor)
+    try:
+        memory = tensor_at(mapped.address, mapped.size_bytes, device)
+        yield StreamedDevice(driver.name, records, slot_bytes, [TorchFeed(memory) for _ in range(FEEDS)])
+    finally:
+        mapped.close()
