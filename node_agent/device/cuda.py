@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -26,8 +26,13 @@ from node_agent.layout import align
 FEEDS: Final = 3  # two threads that stage, and a check of what serves
 
 
+class Opened(NamedTuple):
+    device: StreamedDevice
+    memory: torch.Tensor  # both slots, as bytes
+
+
 @contextmanager
-def opened(driver: Driver, records: Arena, keeper: KeeperClient, slot_bytes: int) -> Iterator[StreamedDevice]:
+def opened(driver: Driver, records: Arena, keeper: KeeperClient, slot_bytes: int) -> Iterator[Opened]:
     """The device, while within. Raises Refusal; RaftmetaError integrity when the device computes the vector wrongly."""
     slot_bytes = align(slot_bytes)
     device = torch.device(driver.name)
@@ -40,6 +45,6 @@ def opened(driver: Driver, records: Arena, keeper: KeeperClient, slot_bytes: int
         os.close(held.descriptor)
     try:
         memory = tensor_at(mapped.address, mapped.size_bytes, device)
-        yield StreamedDevice(driver.name, records, slot_bytes, [TorchFeed(memory) for _ in range(FEEDS)])
+        yield Opened(StreamedDevice(driver.name, records, slot_bytes, [TorchFeed(memory) for _ in range(FEEDS)]), memory)
     finally:
         mapped.close()

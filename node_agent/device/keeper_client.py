@@ -24,7 +24,7 @@ class Holding(NamedTuple):
 
 class KeeperClient:
     def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
-        self._path = path
+        self.path = path
         self._timeout_s = timeout_s
 
     def hold(self, name: str, size: int) -> Holding:
@@ -60,7 +60,7 @@ class KeeperClient:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(self._timeout_s)
             try:
-                connection.connect(str(self._path))
+                connection.connect(str(self.path))
                 if (user := messages.user_of(connection)) != os.geteuid():
                     raise self._unavailable(f"a keeper of user {os.geteuid()}", f"one of user {user}")
                 messages.send(connection, request)
@@ -73,4 +73,4 @@ class KeeperClient:
         return answer, descriptor
 
     def _unavailable(self, expected: str, found: str) -> Refusal:
-        return Refusal("keeper_unavailable", f"keeper at {self._path}", expected, found)
+        return Refusal("keeper_unavailable", f"keeper at {self.path}", expected, found)

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from consistency.vector import BLOCK_BYTES
 from node_agent.device.arena import Arena
@@ -106,12 +107,21 @@ def torch_subject(directory: Path, device_name: str) -> Subject:
 
     records = Arena.create(directory / "arena", 1)
     memory = torch.full((2 * SLOT_BYTES,), 0xA5, dtype=torch.uint8, device=device_name)
+    _ended(memory)  # a feed's stream does not wait for this one's
     device = StreamedDevice(device_name, records, SLOT_BYTES, [TorchFeed(memory, CHUNK + 100) for _ in range(2)])
 
     def spoil(slot: int, offset: int) -> None:
         memory[slot * SLOT_BYTES + offset] ^= 1
+        _ended(memory)
 
     return Subject(device, records, lambda slot: memory[slot * SLOT_BYTES :][:SLOT_BYTES].cpu().numpy().tobytes(), spoil)
+
+
+def _ended(memory: Any) -> None:
+    import torch
+
+    if memory.is_cuda:
+        torch.cuda.synchronize(memory.device)
 
 
 def subject_of(kind: str, directory: Path) -> Subject:
