@@ -22,12 +22,11 @@ import msgspec
 import numpy as np
 
 from node_agent.device import checked, headroom, mapped, numa
-from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
+from node_agent.device.port import EMPTY_RECORD, SLOTS, SlotRecord, SlotState
 from node_agent.device.process import ProcessId, boot_id, this_process
 from node_agent.refusal import Refusal
 
 FORMAT: Final = "raftmeta-arena-2"
-SLOTS: Final = 2
 _PAGE: Final = 4096
 _MODE: Final = 0o640
 _MAX_PATH: Final = 2048  # characters of a path in the header, which is a page

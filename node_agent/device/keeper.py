@@ -2,11 +2,12 @@
 
 It knows names and sizes, and neither slots nor versions. It never maps what it holds: nothing in it can be brought down by the bytes. One
 thread, one socket that only this user may reach, a bound on connections, allocations and their bytes together. Whoever sends what is no
-request, or does not take his answer, loses his connection and nobody else's is touched.
+request, or does not take his answer, loses his connection and nobody else's is touched; of too many the oldest gives way.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import selectors
@@ -123,7 +124,7 @@ class Keeper:
         self._listener.listen(_BACKLOG)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[socket.socket, None] = {}  # the oldest first
 
     def run(self, stopping: Callable[[], bool]) -> None:
         while not stopping():
@@ -136,7 +137,7 @@ class Keeper:
             assert isinstance(ready, socket.socket)
             if ready is self._listener:
                 self._accept()
-            else:
+            elif ready in self._connections:  # and not dropped a moment ago
                 self._serve(ready)
 
     def close(self) -> None:
@@ -152,18 +153,30 @@ class Keeper:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as cause:  # it went away again, or this process is out of descriptors: the next turn sees
+        except OSError as cause:
+            if cause.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_oldest():
+                raise  # nobody's descriptor to take: this process cannot serve
             log.warning("keeper_accept_failed", reason=str(cause))
             return
         stranger = messages.user_of(connection)
-        if stranger != self._user or len(self._connections) >= MAX_CONNECTIONS:
-            reason = f"user {stranger}" if stranger != self._user else f"{MAX_CONNECTIONS} connections"
-            log.warning("keeper_refused", reason=reason)
+        if stranger != self._user:
+            log.warning("keeper_refused", reason=f"user {stranger}")
             connection.close()
             return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._drop_oldest()
         connection.setblocking(False)
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._selector.register(connection, selectors.EVENT_READ)
+
+    def _drop_oldest(self) -> bool:
+        """A client asks and goes: whoever is connected longest has forgotten to. False when nobody is."""
+        oldest = next(iter(self._connections), None)
+        if oldest is None:
+            return False
+        log.warning("keeper_drops_connection", reason="the oldest of too many")
+        self._drop(oldest)
+        return True
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -177,7 +190,7 @@ class Keeper:
         self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._selector.unregister(connection)
         connection.close()
 

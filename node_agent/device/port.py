@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from consistency.vector import Words
+
+SLOTS: Final = 2
 
 
 class SlotState(StrEnum):

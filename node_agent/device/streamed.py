@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from consistency.vector import BLOCK_BYTES, Words
-from node_agent.device.port import Records, SlotRecord, require_within
+from node_agent.device.port import SLOTS, Records, SlotRecord, require_within
 from node_agent.refusal import Refusal
 
 LIMIT_S: Final = 30.0  # for one piece: a copy of 16 MiB takes a millisecond, a device that hangs takes for ever
@@ -112,20 +112,25 @@ class StreamedDevice:
 
     def _at(self, slot: int, offset: int, size: int) -> int:
         require_within(offset, size, self.slot_bytes)
+        if not 0 <= slot < SLOTS:
+            raise ValueError(f"slot {slot} is outside 0..{SLOTS - 1}")
         return slot * self.slot_bytes + offset
 
     @contextmanager
     def _feed(self, phase: str) -> Iterator[Feed]:
         """A feed that nobody else uses. Left only when nothing asked of it is under way, or with the device given up."""
-        feed = self._take(phase)
+        feed, ended = self._take(phase), False
         try:
             try:
                 yield feed
             finally:
                 self._wait(feed, phase)
+                ended = True
         except DeviceFault as cause:
             raise self._give_up("device_failed", cause.call, "success", cause.name, phase) from cause
         finally:
+            if not ended:  # whoever waited was interrupted: this feed's work may still be under way
+                self._give_up("device_failed", "work", "a wait to its end", "one that was interrupted", phase)
             with self._returned:
                 self._free.append(feed)
                 self._returned.notify()

@@ -96,6 +96,19 @@ def test_a_range_that_leaves_the_slot_is_a_defect_and_touches_nothing(subject: S
     assert [subject.bytes_of(slot) for slot in (0, 1)] == before
 
 
+@pytest.mark.parametrize("slot", [-1, 2])
+def test_a_slot_that_there_is_not_is_a_defect(subject: Subject, slot: int) -> None:
+    for wrong in (
+        lambda: subject.device.begin(slot, SlotRecord()),
+        lambda: subject.device.fill(slot, 0, 8, lambda into: None),
+        lambda: subject.device.copy(slot, 0, 8, 0, 0),
+        lambda: subject.device.block_checks(slot, 0, 8),
+    ):
+        subject.device.begin(0, SlotRecord())
+        with pytest.raises(ValueError, match=f"slot {slot} is outside"):
+            wrong()
+
+
 @pytest.mark.parametrize("fault", [OSError("gone"), KeyboardInterrupt()])
 def test_a_source_that_fails_reaches_the_caller_and_the_device_goes_on(subject: Subject, fault: BaseException) -> None:
     subject.device.begin(0, SlotRecord())

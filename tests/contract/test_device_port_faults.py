@@ -14,7 +14,7 @@ from node_agent.failure import FailureClass, class_of
 from node_agent.refusal import Refusal
 from raftmeta.core.errors import ErrorClass
 from tests.support.device_subjects import CHUNK, SLOT_BYTES, V1, V2, Subject, fake_subject, over_fake, raw
-from tests.support.fake_device import FakeDevice
+from tests.support.fake_device import FakeDevice, FakeFeed
 from tests.support.shm import shm_directory
 from tests.support.versions import manifest_of
 
@@ -99,6 +99,25 @@ def test_a_device_that_hangs_is_given_up_after_its_time_and_counts_as_too_late()
         with pytest.raises(Refusal, match=r"device_late.*a device without a fault"):
             subject.stage(1, V2)
         subject.records.close()
+
+
+def test_a_wait_that_was_interrupted_gives_the_device_up_for_its_work_may_be_under_way() -> None:
+    class Stop(BaseException):
+        """As KeyboardInterrupt, which pytest takes for its own."""
+
+    class Interrupted(FakeFeed):
+        def done(self) -> bool:
+            raise Stop
+
+    with shm_directory() as directory:
+        fake, records = FakeDevice(2 * SLOT_BYTES), Arena.create(directory / "arena", 1)
+        device = StreamedDevice("a fake device", records, SLOT_BYTES, [Interrupted(fake, CHUNK), fake.feed(CHUNK)][::-1])
+        device.begin(0, SlotRecord())
+        with pytest.raises(Stop):
+            device.fill(0, 0, 8, lambda into: None)
+        with pytest.raises(Refusal, match=r"device_failed.*one that was interrupted"):
+            device.fill(0, 0, 8, lambda into: None)
+        records.close()
 
 
 def test_whoever_finds_no_free_feed_in_time_is_refused() -> None:

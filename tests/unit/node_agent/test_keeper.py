@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import socket
@@ -212,21 +213,33 @@ def test_a_descriptor_that_comes_with_a_request_is_not_kept(client: KeeperClient
         assert open_descriptors() == before + 3, "both ends of the connection and the file"
 
 
-def test_one_connection_too_many_is_closed_and_a_place_that_is_free_again_is_given(
-    client: KeeperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_too_many_connections_the_oldest_gives_way(client: KeeperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keepers, "MAX_CONNECTIONS", 2)
     path = tmp_path / "keeper.sock"
-    with raw_connection(path) as first, raw_connection(path) as second:
-        for held in (first, second):
+    with raw_connection(path) as first, raw_connection(path) as second, raw_connection(path) as third:
+        for held in (second, third):
             messages.send(held, List())
-            messages.receive_answer(held)
-        with raw_connection(path) as third:
-            assert third.recv(100) == b""
-        second.close()
-        messages.send(first, List())
-        messages.receive_answer(first)
-    assert client.list().held == ()
+            assert isinstance(messages.receive_answer(held)[0], Listing)
+        assert first.recv(100) == b""
+
+
+def test_a_keeper_without_a_descriptor_left_takes_that_of_its_oldest_connection_and_ends_only_without_any(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path / "keeper.sock", Holdings(MemfdMaker(), PAGE))
+
+    class Empty(socket.socket):
+        def accept(self) -> tuple[socket.socket, object]:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    with raw_connection(tmp_path / "keeper.sock") as first:
+        keeper.serve_ready(5)
+        real, keeper._listener = keeper._listener, Empty(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        keeper._accept()
+        assert first.recv(100) == b""
+        with pytest.raises(OSError, match="Too many open files"):
+            keeper._accept()
+        keeper._listener.close()
+        keeper._listener = real
+    keeper.close()
 
 
 def test_whoever_does_not_take_his_answers_loses_his_connection_alone(client: KeeperClient, tmp_path: Path) -> None:
