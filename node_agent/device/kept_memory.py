@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 
-from node_agent.device.arena import SLOTS, Arena
+from node_agent.device.arena import Arena
 from node_agent.device.keeper_client import Holding, KeeperClient
+from node_agent.device.port import SLOTS
 from node_agent.refusal import Refusal
 
 
