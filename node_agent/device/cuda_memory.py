@@ -60,6 +60,7 @@ class MappedMemory:
     def __init__(self, driver: Driver, descriptor: int, size: int, writable: bool) -> None:
         """`size` is that of the whole allocation. The descriptor stays the caller's. Raises Refusal device_failed."""
         self.size_bytes = size
+        self._name = driver.name
         try:
             with ExitStack() as undo:
                 handle = driver.take_in(descriptor)
@@ -74,5 +75,8 @@ class MappedMemory:
             raise Refusal("device_failed", f"shared memory on {driver.name}", "success", f"{cause.call}: {cause.name}") from cause
 
     def close(self) -> None:
-        """Nothing uses it any more, and no work on it is under way."""
-        self._undo.close()
+        """Nothing uses it any more, and no work on it is under way. Raises Refusal device_failed, after everything was tried."""
+        try:
+            self._undo.close()
+        except DeviceFault as cause:
+            raise Refusal("device_failed", f"shared memory on {self._name}", "success", f"{cause.call}: {cause.name}") from cause

@@ -11,7 +11,7 @@ from node_agent.device import keeper_messages as messages
 from node_agent.device.keeper_messages import Answer, Given, Hold, List, Listing, NotHeld, Open, Refused, Release, Released, Request
 from node_agent.refusal import REFUSALS, Refusal
 
-TIMEOUT_S: Final = 10.0  # of one question: an allocation of tens of GiB of the host's memory takes seconds
+TIMEOUT_S: Final = 10.0  # of each step of a question: an allocation of tens of GiB of the host's memory takes seconds
 
 
 class Holding(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 MAX_BYTES: Final = 16 << 10  # MAX_HELD names and sizes take less than 10 KiB
-MAX_HELD: Final = 64  # allocations of one keeper: two for each deployment of a node, at most
+MAX_HELD: Final = 64  # allocations of one keeper: one for each deployment that a node may take part in
 NAME: Final = re.compile(r"[a-z0-9-]{1,64}\Z")
 _UCRED: Final = "3i"  # pid, uid, gid
 

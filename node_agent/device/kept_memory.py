@@ -14,8 +14,19 @@ from node_agent.device.port import SLOTS
 from node_agent.refusal import Refusal
 
 
+def slot_bytes_of(memory_bytes: int) -> int:
+    """Size of each slot, from the memory's size alone, so that whoever attaches later finds the slots where they were.
+
+    An allocation is whole pages, so it is a multiple of what layouts align to.
+    """
+    return memory_bytes // SLOTS
+
+
 def attach(records: Arena, keeper: KeeperClient, slot_bytes: int) -> Holding:
-    """The memory of both slots, made if it is not held. Raises Refusal keeper_unavailable, no_headroom or memory_differs."""
+    """Memory for two slots of at least this size, made if it is not held.
+
+    Raises Refusal keeper_unavailable, no_headroom or memory_differs.
+    """
     need = SLOTS * slot_bytes
     held = keeper.open(records.header.arena_id)
     if held is None:

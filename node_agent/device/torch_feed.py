@@ -52,7 +52,7 @@ class TorchFeed:
         on_device = memory.device.type == "cuda"
         self._memory = memory
         self._stream = stream or (CudaStream(memory.device) if on_device else HostStream())
-        with _named("pinned memory"):
+        with named("pinned memory"):
             self._buffer = torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=on_device)
             self._results = torch.empty((-(-buffer_bytes // BLOCK_BYTES), 2), dtype=torch.int64, pin_memory=on_device)
         self.buffer = memoryview(self._buffer.numpy().data)
@@ -75,12 +75,12 @@ class TorchFeed:
         return vector_torch.unsigned(results)
 
     def done(self) -> bool:
-        with _named("work"):
+        with named("work"):
             return self._stream.done()
 
     @contextmanager
     def _asked(self, call: str) -> Iterator[None]:
-        with _named(call), self._stream.use():
+        with named(call), self._stream.use():
             yield
 
 
@@ -93,7 +93,7 @@ class _Interface:
 
 def tensor_at(address: int, size: int, device: torch.device) -> Tensor:
     """These bytes of the device as a tensor; whoever mapped them keeps them mapped."""
-    with _named("tensor over mapped memory"):
+    with named("tensor over mapped memory"):
         made = torch.as_tensor(_Interface(address, size), device=device)
     if made.data_ptr() != address:
         raise DeviceFault("tensor over mapped memory", "torch made a copy")
@@ -101,7 +101,8 @@ def tensor_at(address: int, size: int, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def _named(call: str) -> Iterator[None]:
+def named(call: str) -> Iterator[None]:
+    """Torch's errors within it are faults of the device in this call."""
     try:
         yield
     except RuntimeError as cause:  # what torch raises for every error of a device

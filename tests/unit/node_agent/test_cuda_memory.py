@@ -17,9 +17,10 @@ from node_agent.device.driver import MIN_VERSION, SIGNATURES, AllocationProperti
 from node_agent.device.keeper import Holdings
 from node_agent.device.keeper_client import Holding, KeeperClient
 from node_agent.device.keeper_messages import Given, Hold, List, Listing, Refused, Release, Released
-from node_agent.device.kept_memory import attach
+from node_agent.device.kept_memory import attach, slot_bytes_of
 from node_agent.device.port import SlotRecord, SlotState
 from node_agent.failure import FailureClass, class_of
+from node_agent.layout import ALIGNMENT
 from node_agent.refusal import Refusal
 from raftmeta.core.errors import ErrorClass
 from tests.support.fake_libcuda import GRANULARITY, ILLEGAL, INVALID_VALUE, NO_DEVICE, FakeLibcuda
@@ -183,7 +184,27 @@ def test_a_mapping_that_fails_half_way_is_undone_backwards_and_named(name: str) 
     assert cuda.is_clean
 
 
+def test_a_mapping_that_the_driver_will_not_undo_is_told_after_everything_was_tried() -> None:
+    cuda = FakeLibcuda()
+    driver = Driver("cuda:0", cuda.find)
+    memory = CudaMaker(driver).make("arena", SIZE)
+    mapped = MappedMemory(driver, memory.descriptor, SIZE, writable=False)
+    cuda.fails = {"cuMemUnmap": ILLEGAL}
+    with pytest.raises(Refusal, match="device_failed"):
+        mapped.close()
+    assert len(cuda.handles) == 1, "the handle of the mapping was released"
+    cuda.fails = {}
+    memory.let_go()
+
+
 # --- records and memory belong together
+
+
+@given(st.integers(1, 1 << 40), st.sampled_from([4096, 64 << 10, 2 << 20]))
+def test_slots_of_memory_are_as_large_as_was_asked_aligned_and_follow_from_its_size_alone(slot_bytes: int, granularity: int) -> None:
+    size = padded(2 * slot_bytes, granularity)
+    found = slot_bytes_of(size)
+    assert found >= slot_bytes and found % ALIGNMENT == 0 and 2 * found <= size
 
 
 def test_records_are_emptied_before_memory_is_made_for_them(tmp_path: Path) -> None:
