@@ -24,7 +24,7 @@ from node_agent.layout import ALIGNMENT
 from node_agent.refusal import Refusal
 from raftmeta.core.errors import ErrorClass
 from tests.support.fake_libcuda import GRANULARITY, ILLEGAL, INVALID_VALUE, NO_DEVICE, FakeLibcuda
-from tests.unit.node_agent.test_keeper import keeping
+from tests.support.keeping import keeping
 
 SIZE = 3 * GRANULARITY
 

@@ -6,8 +6,7 @@ import errno
 import mmap
 import os
 import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,27 +21,9 @@ from node_agent.device.keeper_messages import MAX_BYTES, MAX_HELD, Answer, Given
 from node_agent.device.memory_maker import MemfdMaker, Memory
 from node_agent.refusal import Refusal
 from raftmeta.core.errors import ErrorClass
+from tests.support.keeping import keeping
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def keeping(path: Path, limit_bytes: int = 64 * PAGE, user: int | None = None) -> Iterator[KeeperClient]:
-    keeper = Keeper(path, Holdings(MemfdMaker(), limit_bytes), user)
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            keeper.serve_ready(0.01)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield KeeperClient(path)
-    finally:
-        ended.set()
-        thread.join()
-        keeper.close()
 
 
 @pytest.fixture
@@ -51,8 +32,23 @@ def client(tmp_path: Path) -> Iterator[KeeperClient]:
         yield made
 
 
-def open_descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+@contextmanager
+def watched_descriptor() -> Iterator[tuple[int, Callable[[], bool]]]:
+    """A descriptor to pass on, and whether nobody but this test holds it: the other end of its pipe then has ended."""
+    end, passed = os.pipe()
+    os.set_blocking(end, False)
+
+    def is_closed() -> bool:
+        os.close(passed)
+        try:
+            return os.read(end, 1) == b""
+        except BlockingIOError:
+            return False
+
+    try:
+        yield passed, is_closed
+    finally:
+        os.close(end)
 
 
 def raw_connection(path: Path) -> socket.socket:
@@ -206,11 +202,10 @@ def test_what_is_no_request_ends_its_connection_and_no_other(client: KeeperClien
 
 
 def test_a_descriptor_that_comes_with_a_request_is_not_kept(client: KeeperClient, tmp_path: Path) -> None:
-    before = open_descriptors()
-    with raw_connection(tmp_path / "keeper.sock") as connection, (tmp_path / "file").open("wb") as file:
-        messages.send(connection, List(), file.fileno())
+    with raw_connection(tmp_path / "keeper.sock") as connection, watched_descriptor() as (descriptor, is_closed):
+        messages.send(connection, List(), descriptor)
         assert isinstance(messages.receive_answer(connection)[0], Listing)
-        assert open_descriptors() == before + 3, "both ends of the connection and the file"
+        assert is_closed()
 
 
 def test_of_too_many_connections_the_oldest_gives_way(client: KeeperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,12 +255,11 @@ def test_whoever_does_not_take_his_answers_loses_his_connection_alone(client: Ke
 )
 def test_an_answer_whose_descriptors_do_not_fit_is_refused_and_leaks_none(answer: Answer, descriptors: int) -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with one, other:
-        before = open_descriptors()
-        socket.send_fds(one, [msgspec.msgpack.encode(answer)], [one.fileno()] * descriptors)
+    with one, other, watched_descriptor() as (descriptor, is_closed):
+        socket.send_fds(one, [msgspec.msgpack.encode(answer)], [descriptor] * descriptors)
         with pytest.raises(ValueError, match="descriptors with"):
             messages.receive_answer(other)
-        assert open_descriptors() == before
+        assert is_closed()
 
 
 def test_a_keeper_that_is_not_there_or_says_nothing_is_unavailable_within_the_limit(tmp_path: Path) -> None:
