@@ -38,6 +38,8 @@ def opened(driver: Driver, records: Arena, keeper: KeeperClient, slot_bytes: int
     Raises Refusal, and RaftmetaError integrity when the device computes the vector wrongly.
     """
     device = torch.device(driver.name)
+    if not torch.cuda.is_available():
+        raise Refusal("no_device", driver.name, "a build of torch for CUDA", f"torch {torch.__version__}")
     with _refused(driver.name), named("context"):
         torch.zeros(1, device=device)  # makes the context that mapping and access belong to
         vector_torch.require(device)
