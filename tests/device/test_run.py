@@ -69,14 +69,27 @@ def test_no_step_begins_once_the_time_is_over() -> None:
     assert "the 10 s of this run were over" in results[1].detail
 
 
+NEED_A_DEVICE = {
+    "machine",
+    "vector: backends equal on the device",
+    "contract of the device port: device",
+    "keeper: kills, device memory",
+    "graphs: replay equals eager",
+}
+
+
 def test_without_a_device_every_step_that_needs_one_is_skipped_for_that_reason() -> None:
-    needing = [step for step in run.plan("cuda:0", "no driver here", 16) if "host" not in step.name and "fakes" not in step.name]
-    names = {step.name for step in needing}
-    assert {"machine", "vector: backends equal on the device", "keeper: kills, device memory", "graphs: replay equals eager"} <= names
-    for step in needing:
-        if step.name not in ("keeper: bytes that nobody maps",):
-            with pytest.raises(Skipped, match=r"no driver here|there is none"):
-                step.work()
+    planned = {step.name: step for step in run.plan("cuda:0", "no driver here", 16)}
+    assert set(planned) >= NEED_A_DEVICE
+    for name in NEED_A_DEVICE:
+        with pytest.raises(Skipped, match=r"no driver here|there is none"):
+            planned[name].work()
+    rehearsed = [name for name in planned if name.startswith(("measure", "staging"))]
+    assert len(rehearsed) == 4 and all("rehearsed on the host" in name for name in rehearsed)
+
+
+def test_with_a_device_nothing_is_rehearsed() -> None:
+    assert not [step.name for step in run.plan("cuda:0", "", 16) if "rehearsed" in step.name]
 
 
 def test_a_device_that_the_driver_does_not_know_is_told_as_the_reason() -> None:
