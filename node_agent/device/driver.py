@@ -76,13 +76,13 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 Find = Callable[[str, Any], Any]  # name, prototype -> the function. Raises AttributeError when there is none
 
 
-def library() -> Find:
-    """The driver of this machine. Raises Refusal no_device when there is none."""
+def library(name: str = LIBRARY) -> Find:
+    """The driver of this machine; of another name in tests alone. Raises Refusal no_device when there is none."""
     try:
-        loaded = ctypes.CDLL(LIBRARY)
+        loaded = ctypes.CDLL(name)
     except OSError as cause:
-        raise Refusal("no_device", "CUDA driver", LIBRARY, str(cause)) from cause
-    return lambda name, prototype: prototype((name, loaded))
+        raise Refusal("no_device", "CUDA driver", name, str(cause)) from cause
+    return lambda function, prototype: prototype((function, loaded))
 
 
 class Driver:

@@ -105,13 +105,14 @@ class Holdings:
 class Keeper:
     """Serves one socket until told to end."""
 
-    def __init__(self, path: Path, holdings: Holdings, user: int | None = None) -> None:
+    def __init__(self, path: Path, holdings: Holdings, user: int | None = None, max_connections: int = MAX_CONNECTIONS) -> None:
         """Takes the place of a keeper that ended. Raises Refusal keeper_in_use while one lives.
 
-        `user`: whom to serve, this process's own unless a test says otherwise.
+        `user`: whom to serve, this process's own unless a test says otherwise; `max_connections` is smaller in tests alone.
         """
         self._user = os.geteuid() if user is None else user
         self._holdings = holdings
+        self._max_connections = max_connections
         self._lock = _locked(path)
         self._path = path
         path.unlink(missing_ok=True)
@@ -163,7 +164,7 @@ class Keeper:
             log.warning("keeper_refused", reason=f"user {stranger}")
             connection.close()
             return
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= self._max_connections:
             self._drop_oldest()
         connection.setblocking(False)
         self._connections[connection] = None

@@ -23,8 +23,10 @@ class Holding(NamedTuple):
 
 
 class KeeperClient:
-    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S, user: int | None = None) -> None:
+        """`user`: whose keeper it may be, this process's own unless a test says otherwise."""
         self.path = path
+        self._user = os.geteuid() if user is None else user
         self._timeout_s = timeout_s
 
     def hold(self, name: str, size: int) -> Holding:
@@ -61,8 +63,8 @@ class KeeperClient:
             connection.settimeout(self._timeout_s)
             try:
                 connection.connect(str(self.path))
-                if (user := messages.user_of(connection)) != os.geteuid():
-                    raise self._unavailable(f"a keeper of user {os.geteuid()}", f"one of user {user}")
+                if (user := messages.user_of(connection)) != self._user:
+                    raise self._unavailable(f"a keeper of user {self._user}", f"one of user {user}")
                 messages.send(connection, request)
                 answer, descriptor = messages.receive_answer(connection)
             except (OSError, EOFError, ValueError) as cause:

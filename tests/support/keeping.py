@@ -16,8 +16,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
-def keeping(path: Path, limit_bytes: int = 64 * PAGE, user: int | None = None) -> Iterator[KeeperClient]:
-    keeper = Keeper(path, Holdings(MemfdMaker(), limit_bytes), user)
+def keeping(path: Path, limit_bytes: int = 64 * PAGE, user: int | None = None, max_connections: int = 8) -> Iterator[KeeperClient]:
+    keeper = Keeper(path, Holdings(MemfdMaker(), limit_bytes), user, max_connections)
     ended = threading.Event()
 
     def run() -> None:

@@ -49,10 +49,9 @@ def test_structures_have_the_sizes_of_the_drivers_header() -> None:
 # --- the start
 
 
-def test_a_machine_without_the_drivers_library_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers, "LIBRARY", "libcuda-that-is-not-there.so.1")
+def test_a_machine_without_the_drivers_library_is_refused_by_its_name() -> None:
     with pytest.raises(Refusal, match=r"no_device.*libcuda-that-is-not-there") as caught:
-        Driver("cuda:0")
+        Driver("cuda:0", drivers.library("libcuda-that-is-not-there.so.1"))
     assert (caught.value.error_class, class_of(caught.value.kind)) == (ErrorClass.INVALID, FailureClass.INTERNAL)
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from node_agent.device import keeper as keepers
 from node_agent.device import keeper_messages as messages
 from node_agent.device.keeper import Holdings, Keeper
 from node_agent.device.keeper_client import KeeperClient
@@ -165,10 +164,9 @@ def test_another_users_process_gets_no_word_and_no_memory(tmp_path: Path) -> Non
             assert stranger.recv(100) == b""
 
 
-def test_a_client_takes_no_memory_from_another_users_keeper(client: KeeperClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+def test_a_client_takes_no_memory_from_another_users_keeper(client: KeeperClient) -> None:
     with pytest.raises(Refusal, match=r"keeper_unavailable.*a keeper of user 12345, found one of user"):
-        client.open("a")
+        KeeperClient(client.path, user=12345).open("a")
 
 
 def test_the_socket_is_nobody_elses(tmp_path: Path) -> None:
@@ -208,10 +206,9 @@ def test_a_descriptor_that_comes_with_a_request_is_not_kept(client: KeeperClient
         assert is_closed()
 
 
-def test_of_too_many_connections_the_oldest_gives_way(client: KeeperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepers, "MAX_CONNECTIONS", 2)
+def test_of_too_many_connections_the_oldest_gives_way(tmp_path: Path) -> None:
     path = tmp_path / "keeper.sock"
-    with raw_connection(path) as first, raw_connection(path) as second, raw_connection(path) as third:
+    with keeping(path, max_connections=2), raw_connection(path) as first, raw_connection(path) as second, raw_connection(path) as third:
         for held in (second, third):
             messages.send(held, List())
             assert isinstance(messages.receive_answer(held)[0], Listing)
