@@ -11,7 +11,7 @@ PEERS := $(VENV)/.peers
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test soak check format bench coverage-core install clean
+.PHONY: help demo test soak device check format bench coverage-core install clean
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets
@@ -36,6 +36,9 @@ test: $(STAMP)  ## Run every test, on two processors
 
 soak: $(STAMP)  ## Harm three real members for MINUTES=30 and judge what their clients saw; SEED=n repeats a schedule
 	$(BIN)/python -m tests.cluster.nemesis --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+device: $(STAMP)  ## Check and measure CUDA on this machine, in under eight minutes; says what it had to skip
+	$(BIN)/python -m tests.device.run
 
 check: $(STAMP)  ## Lint, types, import contracts
 	$(BIN)/ruff check .

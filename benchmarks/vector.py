@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         return lambda: data.size / seconds(work) / 1e9
 
     peers = {"sha256": rate(lambda: hashlib.sha256(data.data)), "memcpy": rate(lambda: np.copyto(copy, data))}
-    for name in ("numba", "numpy"):
+    for name in vector.BACKENDS:
         ready_s = seconds(partial(vector.backend, name))
         note(f"{name}: compiled and checked after {ready_s:.2f} s")
         ours = rate(partial(vector.block_checks, data, vector.backend(name)))

@@ -27,6 +27,7 @@ WORDS = 8192  # of one block
 BLOCK_BYTES = WORDS * 8
 _MASK = (1 << 64) - 1
 _KEY_SEED = b"raftmeta-wcv-1"
+BACKENDS = ("numba", "numpy", "torch")
 _TENSOR_TAG = b"raftmeta-wcv-1 tensor\0"
 _ROOT_TAG = b"raftmeta-wcv-1 root\0"
 
@@ -175,14 +176,17 @@ def keys() -> Words:
 
 @cache
 def backend(name: str | None = None) -> Backend:
-    """A checked backend: "numba", "numpy", or the faster one that is installed. Raises RaftmetaError integrity when its check fails."""
+    """A checked backend: "numba", "numpy", "torch", or the faster of the first two that is installed.
+
+    Raises RaftmetaError integrity when its check fails. Torch is for bytes in a device's memory (`vector_torch.block_checks`).
+    """
     if name is None:
         try:
             return backend("numba")
         except ImportError:  # not installed, or not for this NumPy
             return backend("numpy")
-    if name not in ("numba", "numpy"):
-        raise RaftmetaError("bad_field", f"vector backend {name!r} is unknown, expected numba or numpy")
+    if name not in BACKENDS:
+        raise RaftmetaError("bad_field", f"vector backend {name!r} is unknown, expected one of {', '.join(BACKENDS)}")
     made = Backend(name, importlib.import_module(f"consistency.vector_{name}").block_sums)
     self_check(made)
     return made

@@ -36,6 +36,7 @@ _KINDS: dict[str, FailureClass] = {
     "slot_busy": FailureClass.TIMEOUT,
     "workers_lag": FailureClass.TIMEOUT,
     "engine_unavailable": FailureClass.TIMEOUT,
+    "device_late": FailureClass.TIMEOUT,
     "bad_layout": FailureClass.INCOMPATIBLE_LAYOUT,
     "source_failed": FailureClass.SOURCE_UNAVAILABLE,
     "source_unavailable": FailureClass.SOURCE_UNAVAILABLE,
@@ -55,6 +56,7 @@ _KINDS: dict[str, FailureClass] = {
         ("barrier_unavailable", "foreign_arena", "arena_in_use", "foreign_control_block", "control_in_use", "worker_alive"),
         FailureClass.INTERNAL,
     ),
+    **dict.fromkeys(("no_device", "device_failed", "keeper_unavailable", "keeper_in_use", "memory_differs"), FailureClass.INTERNAL),
     **dict.fromkeys(("slot_active", "slot_not_dirty", "slot_not_verified", "nothing_serves", "internal"), FailureClass.INTERNAL),
 }
 _CODES: dict[ErrorClass, FailureClass] = {  # errors of the control plane and of the store

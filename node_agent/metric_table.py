@@ -45,6 +45,7 @@ REQUEST_SECONDS = Spec("request_seconds", _H, "Inference requests from first byt
 DENIED = Spec("denied_requests", _C, "Requests of callers who are not known (401) or may not (403), by action", ("action", "status"))
 REPLAYS = Spec("replays", _C, "Requests that were given to a second worker because the first was lost")
 QUEUED = Spec("queued_requests", _G, "Requests that wait for a worker")
+GRAPHS_ON = Spec("graphs_on", _G, "Whether a captured graph answers, as it was compared after the last switch", ("deployment",))
 IN_FLIGHT = Spec("in_flight_requests", _G, "Requests that a worker has", ("worker",))
 PROCESS_UP = Spec("process_up", _G, "Whether a process of the tree answers", ("role", "index"))
 READY = Spec("ready", _G, "Whether the node serves everything that is committed for it")

@@ -13,12 +13,19 @@ REFUSALS: dict[str, ErrorClass] = {
     # room and the machine
     "no_headroom": ErrorClass.CAPACITY,
     "barrier_unavailable": ErrorClass.UNAVAILABLE,
+    "no_device": ErrorClass.INVALID,
+    "device_failed": ErrorClass.UNAVAILABLE,
+    "device_late": ErrorClass.UNAVAILABLE,
     # the files in shared memory
     "foreign_arena": ErrorClass.INTEGRITY,
     "arena_in_use": ErrorClass.REJECTED,
     "foreign_control_block": ErrorClass.INTEGRITY,
     "control_in_use": ErrorClass.REJECTED,
     "worker_alive": ErrorClass.REJECTED,
+    # memory that a keeper holds
+    "keeper_unavailable": ErrorClass.UNAVAILABLE,
+    "keeper_in_use": ErrorClass.REJECTED,
+    "memory_differs": ErrorClass.REJECTED,
     # slots
     "slot_active": ErrorClass.REJECTED,
     "slot_busy": ErrorClass.UNAVAILABLE,

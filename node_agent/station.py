@@ -22,10 +22,10 @@ from node_agent import layout as layouts
 from node_agent import names, staging, staging_plan
 from node_agent.budget import Budget
 from node_agent.device import headroom, inventory
-from node_agent.device.arena import SLOTS, Arena, ArenaUse
+from node_agent.device.arena import Arena, ArenaUse
 from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.cpu import CpuDevice
-from node_agent.device.port import EMPTY_RECORD, Device, SlotRecord, SlotState
+from node_agent.device.port import EMPTY_RECORD, SLOTS, Device, SlotRecord, SlotState
 from node_agent.device.process import kill
 from node_agent.device.snapshot import Snapshots
 from node_agent.freshness import Freshness

@@ -22,12 +22,11 @@ import msgspec
 import numpy as np
 
 from node_agent.device import checked, headroom, mapped, numa
-from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
+from node_agent.device.port import EMPTY_RECORD, SLOTS, SlotRecord, SlotState
 from node_agent.device.process import ProcessId, boot_id, this_process
 from node_agent.refusal import Refusal
 
 FORMAT: Final = "raftmeta-arena-2"
-SLOTS: Final = 2
 _PAGE: Final = 4096
 _MODE: Final = 0o640
 _MAX_PATH: Final = 2048  # characters of a path in the header, which is a page
@@ -129,13 +128,20 @@ class Arena:
             raise Refusal("slot_not_verified", f"slot {slot} of {self.path}", SlotState.VERIFIED, record.state)
         return record
 
+    def require_dirty(self, slot: int) -> SlotRecord:
+        """The record of a slot that may be written to. Raises Refusal slot_not_dirty for anything else."""
+        record = self.record(slot)
+        if record.state is not SlotState.DIRTY:
+            raise Refusal("slot_not_dirty", f"slot {slot} of {self.path}", SlotState.DIRTY, record.state)
+        return record
+
     def mark_dirty(self, slot: int, record: SlotRecord) -> None:
         """Before the first byte changes: say what is about to be written."""
         self._write_record(slot, msgspec.structs.replace(record, state=SlotState.DIRTY, vector_root=""))
 
     def mark_verified(self, slot: int, vector_root: str, snapshot_digest: str) -> SlotRecord:
         """After the vector of the slot's bytes matched. Only what was marked dirty becomes verified."""
-        record = self._dirty(slot)
+        record = self.require_dirty(slot)
         record = msgspec.structs.replace(record, state=SlotState.VERIFIED, vector_root=vector_root, snapshot_digest=snapshot_digest)
         self._write_record(slot, record)
         return record
@@ -154,7 +160,7 @@ class Arena:
 
     def staging_view(self, slot: int) -> memoryview:
         """The slot's bytes to write to. Raises Refusal slot_not_dirty unless the header says so first."""
-        self._dirty(slot)
+        self.require_dirty(slot)
         return self._slot(slot)
 
     def close(self) -> None:
@@ -171,12 +177,6 @@ class Arena:
         _record_offset(slot)
         begin = _DATA + slot * self.slot_bytes
         return self._view[begin : begin + self.slot_bytes]
-
-    def _dirty(self, slot: int) -> SlotRecord:
-        record = self.record(slot)
-        if record.state is not SlotState.DIRTY:
-            raise Refusal("slot_not_dirty", f"slot {slot} of {self.path}", SlotState.DIRTY, record.state)
-        return record
 
     def _write_record(self, slot: int, record: SlotRecord) -> None:
         if self.readonly:

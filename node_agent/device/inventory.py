@@ -20,8 +20,8 @@ from typing import Final
 import msgspec
 
 from node_agent.device import checked, mapped
-from node_agent.device.arena import FORMAT, SLOTS, ArenaHeader, ArenaUse
-from node_agent.device.port import EMPTY_RECORD, SlotRecord
+from node_agent.device.arena import FORMAT, ArenaHeader, ArenaUse
+from node_agent.device.port import EMPTY_RECORD, SLOTS, SlotRecord
 from node_agent.device.process import boot_id
 
 PATTERN: Final = "raftmeta-*.arena"

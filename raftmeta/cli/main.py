@@ -21,6 +21,7 @@ from raftmeta.cli import commands, exits, helptext, suggest
 from raftmeta.core.errors import RaftmetaError
 
 Command = Callable[[Sequence[str]], int | None]
+CUDA = "CUDA: unproven on a device"  # until tests/device/run.py has filled its table on one; README and docs/guarantees.md say the same
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +55,7 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("--help", "-h", "help"):
         return _help(words[1:] if words[:1] == ["help"] else [])
     if words[0] in ("--version", "-V", "version"):
-        sys.stdout.write(f"raftmeta {metadata.version('raftmeta')}\n")
+        sys.stdout.write(f"raftmeta {metadata.version('raftmeta')}\n{CUDA}\n")
         return exits.Exit.OK
     if words[0].startswith("-"):
         raise exits.UsageFault(f"{words[0]!r} stands before any command", "options follow the command, for example: raftmeta status --json")

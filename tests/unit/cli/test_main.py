@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmeta.cli import commands, exits, suggest
-from raftmeta.cli.main import load, main
+from raftmeta.cli.main import CUDA, load, main
 from raftmeta.core.errors import CODES, ErrorClass, RaftmetaError
 
 NAMES = sorted(commands.COMMANDS)
@@ -133,3 +133,11 @@ def test_any_word_gets_a_suggestion_or_none_never_a_crash(word: str) -> None:
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("raftmeta 0.")
+
+
+def test_readme_guarantees_and_version_say_alike_that_cuda_is_unproven(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [CUDA] == ["CUDA: unproven on a device"]
+    root = Path(__file__).parents[3]
+    for page in ("README.md", "docs/guarantees.md", "ARCHITECTURE.md"):
+        assert CUDA in (root / page).read_text("utf-8"), page

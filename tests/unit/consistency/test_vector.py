@@ -20,7 +20,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import DTYPE_BITS
 from tests.support import wcv_reference
 
-BACKENDS = ["numpy", "numba"]
+BACKENDS = ["numpy", "numba", "torch"]
 # lengths around the edges of words, blocks and pairs of blocks
 LENGTHS = [0, 1, 7, 8, 9, 15, 16, 65_528, 65_529, 65_536, 65_537, 65_544, 131_072, 131_071, 131_085, 196_608, 262_144 + 24, 5 * 65_536]
 
@@ -188,7 +188,7 @@ def test_memory_with_holes_is_refused() -> None:
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(RaftmetaError, match="'cuda' is unknown, expected numba or numpy"):
+    with pytest.raises(RaftmetaError, match="'cuda' is unknown, expected one of numba, numpy, torch"):
         vector.backend("cuda")
 
 
