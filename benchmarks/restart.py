@@ -57,8 +57,7 @@ def _killed(node: ServingNode, role: str, trials: int, rate: int) -> bool:
         time.sleep(5.0)
         kills_from = time.monotonic()
         for _ in range(trials):
-            pid = node.agent.kill(role)
-            back.append(seconds(lambda pid=pid: node.agent.until(lambda: _whole(node, pid, role), f"{role} is back")))  # type: ignore[misc]
+            back.append(seconds(lambda: _kill_and_wait(node, role)))
             time.sleep(PAUSE_S)
         until = time.monotonic()
     seen = asker.result
@@ -75,10 +74,14 @@ def _nothing_lost(seen: Seen, case: str) -> bool:
     return not lost and not wrong
 
 
-def _whole(node: ServingNode, gone: int, role: str) -> bool:
-    """Another process took the place of the killed one, and control says that every worker serves."""
-    if gone in node.agent.children() or role not in node.agent.children().values():
-        return False
+def _kill_and_wait(node: ServingNode, role: str) -> None:
+    """Until control has noticed, and then says again that every worker serves."""
+    node.agent.kill(role)
+    node.agent.until(lambda: not _whole(node), f"the loss of {role} is noticed")
+    node.agent.until(lambda: _whole(node), f"{role} is back")
+
+
+def _whole(node: ServingNode) -> bool:
     found = node.agent.status().get("deployments", {}).get(DEPLOYMENT, {})
     return bool(found.get("ready"))
 

@@ -118,13 +118,13 @@ class Dispatcher:
                 task.add_done_callback(self._tasks.discard)
 
     def _choose(self, job: Job) -> int | None:
-        """The connected worker with the fewest requests that serves the deployment and has room; of a pinned version, one that holds it.
+        """The connected worker with the fewest requests that holds what is asked for and has room.
 
-        Where no worker holds it any may say so.
+        A worker that began a moment ago has the fewest and holds nothing yet: as long as another one holds the version that answers, or the
+        pinned one, requests wait for that one. Where no worker holds it any may say so.
         """
         serving = [index for index, worker in enumerate(self._workers) if worker.connected and _says(worker, job.deployment)]
-        if job.version:
-            serving = [index for index in serving if _holds(self._workers[index], job)] or serving
+        serving = [index for index in serving if _holds(self._workers[index], job)] or serving
         able = [index for index in serving if self._busy[index] < self._depth]
         return min(able, key=lambda index: self._busy[index], default=None)
 
@@ -177,4 +177,8 @@ def _says(worker: Worker, deployment: str) -> list[Served]:
 
 
 def _holds(worker: Worker, job: Job) -> bool:
-    return any(slot.label == job.version for item in _says(worker, job.deployment) for slot in item.slots)
+    """The pinned version, or of a request that pins none what its slot of now holds."""
+    for item in _says(worker, job.deployment):
+        if any(slot.label == job.version if job.version else slot.slot == item.active for slot in item.slots):
+            return True
+    return False

@@ -22,6 +22,7 @@ from node_agent.runtime import Runtime, log
 from node_agent.tls import server_tls
 
 BACKLOG = 1024
+KEEP_ALIVE_S = 75  # longer than clients and proxies keep an idle connection: one that we end meets a request that is on its way
 
 
 class ReadLimits(NamedTuple):
@@ -161,6 +162,7 @@ async def run(runtime: Runtime, listener: socket.socket, limits: ReadLimits | No
             access_log=False,
             server_header=False,
             limit_concurrency=config.connection_limit,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(config.request_deadline_s) + 1,
             ssl_context_factory=None if tls is None else lambda _config, _make: tls.context,
         ),

@@ -244,6 +244,27 @@ def test_a_worker_without_the_deployment_is_passed_over() -> None:
     run(work)
 
 
+def test_while_one_worker_holds_the_version_nobody_asks_one_that_has_not_loaded_it_yet() -> None:
+    async def work() -> None:
+        loaded, loading = FakeWorker(), FakeWorker(served=(Served("search", (), 0, is_loading=True),))
+        requests = dispatcher(loaded, loading)
+        first, second = asyncio.create_task(requests.infer(job())), asyncio.create_task(requests.infer(job()))
+        await settle()
+        assert (len(loaded.asked), len(loading.asked)) == (1, 0), "the second waits for the one that can answer"
+        loaded.answer()
+        await until(lambda: len(loaded.asked) == 2)
+        loaded.answer()
+        assert [(await first).version, (await second).version] == ["1.0.0", "1.0.0"]
+        loaded.connected = False
+        third = asyncio.create_task(requests.infer(job()))
+        await settle()
+        assert len(loading.asked) == 1, "with nobody else it may say when it has"
+        loading.answer()
+        await third
+
+    run(work)
+
+
 def test_a_pinned_request_goes_to_a_worker_that_holds_the_version_however_busy_it_is() -> None:
     async def work() -> None:
         starting = FakeWorker(served=(Served("search", (SlotServed(0, "1.0.0", "c"),), 0),))
