@@ -108,8 +108,12 @@ class Dispatcher:
     def kick(self) -> None:
         """Hand out what can be handed out. Called when a request arrives or ends, and when a worker changes."""
         now = self._clock()
+        waiting: set[tuple[str, str]] = set()  # what nobody has room for; a long queue asks for few different things
         for job in tuple(self._queue):
-            index = self._choose(job) if job.not_before <= now else None
+            wanted = job.deployment, job.version
+            index = self._choose(job) if job.not_before <= now and wanted not in waiting else None
+            if index is None and job.not_before <= now:
+                waiting.add(wanted)
             if index is not None:
                 self._queue.remove(job)
                 self._busy[index] += 1
