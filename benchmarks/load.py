@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.harness import emit, note, row, seconds
 from benchmarks.load_peers import Peer, all_peers
-from benchmarks.weights import Bench, fill, make, places, slot_bytes, write
+from benchmarks.weights import Bench, filled, places
 from consistency import vector
 from node_agent.device.port import EMPTY_RECORD
 from node_agent.memory import peak_growth
@@ -99,11 +99,7 @@ def main(arguments: list[str]) -> int:
     runs = int(arguments[1]) if len(arguments) > 1 else 7
     vector.backend()
     with places() as (directory, arena_dir):
-        weights = make(TENSORS, (size_mib * (1 << 20) // TENSORS // 2 // 4096, 4096))
-        manifest = write(directory / "artifact", weights)
-        bench = Bench(directory, arena_dir, slot_bytes(manifest))
-        fill(bench.store, weights)
-        del weights
+        bench, manifest = filled(directory, arena_dir, size_mib, TENSORS)
         load = Load(bench, manifest)
         emit(row(BENCH, "first threads=1", "GB/s", load.size / seconds(partial(load.ours, 1)) / 1e9))
         with peak_growth() as growth:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from benchmarks.weights import Bench, fill, make, places, slot_bytes, write
+from benchmarks.weights import filled, places
 from consistency import vector
 from node_agent.budget import DEFAULT_SHARE, Budget, memory_speed
 from node_agent.pour import Pace
@@ -25,11 +25,7 @@ def main(size_mib: int) -> None:
     goes, over = threading.Event(), threading.Event()
     count = 0
     with places() as (directory, arena_dir):
-        weights = make(TENSORS, (size_mib * (1 << 20) // TENSORS // 2 // 4096, 4096))
-        manifest = write(directory / "artifact", weights)
-        bench = Bench(directory, arena_dir, slot_bytes(manifest))
-        fill(bench.store, weights)
-        del weights
+        bench, manifest = filled(directory, arena_dir, size_mib, TENSORS)
 
         def pour() -> None:
             nonlocal count

@@ -92,6 +92,15 @@ class Bench:
         self.arena.path.unlink()
 
 
+def filled(directory: Path, arena_dir: Path, size_mib: int, tensors: int) -> tuple[Bench, Manifest]:
+    """A version of that size in so many tensors, published in `directory`, with all its blobs in the store."""
+    weights = make(tensors, (size_mib * (1 << 20) // tensors // 2 // 4096, 4096))
+    manifest = write(directory / "artifact", weights)
+    bench = Bench(directory, arena_dir, slot_bytes(manifest))
+    fill(bench.store, weights)
+    return bench, manifest
+
+
 def slot_bytes(manifest: Manifest) -> int:
     return layouts.plan(manifest.tensors).total_bytes
 

@@ -28,17 +28,22 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_what_happens_on_the_links_is_counted_by_name(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        nobody_at = f"127.0.0.1:{nobody.getsockname()[1]}"
-    config = ServerConfig(
+def one_of_two(data_dir: Path, nobody_at: str) -> ServerConfig:
+    """Member a, whose peer is not there."""
+    return ServerConfig(
         member_id="a",
         zone="a",
         cluster_id="c",
-        data_dir=tmp_path,
+        data_dir=data_dir,
         peer=PeerConfig(listen="127.0.0.1:0", plain=True),
         members=tuple(InitialMember(id=name, zone=name, peer_address=nobody_at, api_url="http://127.0.0.1:1") for name in "ab"),
     )
+
+
+def test_what_happens_on_the_links_is_counted_by_name(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nobody_at = f"127.0.0.1:{nobody.getsockname()[1]}"
+    config = one_of_two(tmp_path, nobody_at)
     member, pause = Member.open(config), threading.Event()
     try:
         assert member.peer_events == {}
@@ -133,14 +138,7 @@ def test_a_member_whose_log_fails_says_so_to_its_process_before_it_says_anything
 
 
 def test_a_member_of_several_whose_state_nobody_compared_is_not_ready_and_says_why(tmp_path: Path) -> None:
-    config = ServerConfig(
-        member_id="a",
-        zone="a",
-        cluster_id="c",
-        data_dir=tmp_path,
-        peer=PeerConfig(listen="127.0.0.1:0", plain=True),
-        members=tuple(InitialMember(id=name, zone=name, peer_address="127.0.0.1:1", api_url="http://127.0.0.1:1") for name in "ab"),
-    )
+    config = one_of_two(tmp_path, "127.0.0.1:1")
     member = Member.open(config)
     try:
         member._replica.engine.joining = False  # what it holds is all there is

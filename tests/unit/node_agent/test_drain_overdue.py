@@ -57,9 +57,7 @@ def scene(tmp_path: Path, shm: Path) -> Iterator[TendScene]:
 def hosted(tmp_path: Path, shm: Path) -> Iterator[HostScene]:
     made = HostScene(tmp_path, shm)
     yield made
-    FakeEngine.made.clear()
-    made.host.close()
-    made.station.close()
+    made.close()
 
 
 async def hold_old_slot(scene: TendScene) -> WorkerGate:

@@ -68,6 +68,11 @@ class Scene:
         self.station.note_warm(slot, "", {})
         self.station.switch(self.versions[number].target, slot)
 
+    def close(self) -> None:
+        FakeEngine.made.clear()
+        self.host.close()
+        self.station.close()
+
     def infer(self, version: str = "", name: str = "x") -> object:
         return self.host.infer(Infer(1, "search", version, (Tensor(name, "INT64", (1,), bytes(8)),), ()))
 
@@ -76,9 +81,7 @@ class Scene:
 def scene(tmp_path: Path, shm: Path) -> Iterator[Scene]:
     made = Scene(tmp_path, shm)
     yield made
-    FakeEngine.made.clear()
-    made.host.close()
-    made.station.close()
+    made.close()
 
 
 def answer(reply: object) -> tuple[str, bytes]:
