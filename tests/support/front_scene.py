@@ -148,3 +148,18 @@ def run(tmp_path: Path, work: Callable[[Scene], Awaitable[None]], **settings: An
             await work(scene)
 
     asyncio.run(asyncio.wait_for(whole(), 30))
+
+
+async def refused_unread(scene: Scene, headers: list[tuple[bytes, bytes]]) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Status and headers of the answer to an inference request with these, of whose body nothing may be read."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("the body was read")
+
+    async def send(message: Any) -> None:
+        sent.append(dict(message))
+
+    scope = {"type": "http", "method": "POST", "raw_path": b"/v2/models/search/infer", "headers": headers, "query_string": b""}
+    await scene.front(scope, receive, send)
+    return sent[0]["status"], sent[0]["headers"]

@@ -15,7 +15,7 @@ from node_agent.serve import ServeError
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.security.roles import Role
 from raftmeta.security.tokens import new_token, token_digest
-from tests.support.front_scene import Scene, run
+from tests.support.front_scene import Scene, refused_unread, run
 
 TOKENS = {role: new_token() for role in Role if role is not Role.SYSTEM}
 INFER = {Role.INFERENCE, Role.ADMIN}
@@ -122,20 +122,11 @@ def test_nothing_of_a_body_is_read_before_its_caller_is_known(
     tmp_path: Path, principals: Path, token: str | None, status: int, framing: tuple[bytes, bytes]
 ) -> None:
     async def work(scene: Scene) -> None:
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            raise AssertionError("the body was read")
-
-        async def send(message: Any) -> None:
-            sent.append(dict(message))
-
         headers = [(b"content-type", b"application/json"), framing]
         headers += [(b"authorization", f"Bearer {token}".encode())] if token else []
-        scope = {"type": "http", "method": "POST", "raw_path": b"/v2/models/search/infer", "headers": headers, "query_string": b""}
-        await scene.front(scope, receive, send)
-        assert sent[0]["status"] == status
-        assert (b"connection", b"close") in sent[0]["headers"], "what is unread cannot be told from a next request"
+        found, answered = await refused_unread(scene, headers)
+        assert found == status
+        assert (b"connection", b"close") in answered, "what is unread cannot be told from a next request"
 
     run(tmp_path / "node", work, principals_file=principals)
 

@@ -17,7 +17,7 @@ from node_agent.messages import (
 from node_agent.metric_table import WORKER_REQUESTS
 from node_agent.metrics import Meter
 from node_agent.tally import Tally
-from tests.support.front_scene import RECORD, Scene, run
+from tests.support.front_scene import RECORD, Scene, refused_unread, run
 
 
 def test_an_answer_names_the_version_that_computed_it(tmp_path: Path) -> None:
@@ -74,19 +74,9 @@ def test_refusals_have_the_protocols_error_body(
 
 def test_a_body_announced_as_a_gigabyte_is_refused_before_it_is_read(tmp_path: Path) -> None:
     async def work(scene: Scene) -> None:
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            raise AssertionError("the body was read")
-
-        async def send(message: Any) -> None:
-            sent.append(dict(message))
-
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"1073741824")]
-        scope = {"type": "http", "method": "POST", "raw_path": b"/v2/models/search/infer", "headers": headers, "query_string": b""}
-        await scene.front(scope, receive, send)
-        assert sent[0]["status"] == 413
-        assert (b"connection", b"close") in sent[0]["headers"]
+        status, answered = await refused_unread(scene, [(b"content-type", b"application/json"), (b"content-length", b"1073741824")])
+        assert status == 413
+        assert (b"connection", b"close") in answered
 
     run(tmp_path, work)
 
