@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from consistency.vector import TensorVector, entry_of, root
@@ -65,13 +64,20 @@ class Places:
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # only shown, never compared
 
 
-class SlotCheck(NamedTuple):
-    """What this process did with a slot: of which record, during which rollout ("" outside one)."""
+class Checked(NamedTuple):
+    """This process compared the vector of a slot: of which record, during which rollout ("" outside one), when by the wall clock."""
 
     record: SlotRecord
     change: str
-    at_ms: int = 0  # wall clock, of a check of its bytes
-    derived: Mapping[str, str] = MappingProxyType({})  # of modules that were warmed
+    at_ms: int
+
+
+class Warmed(NamedTuple):
+    """Every worker has bound and warmed a slot; `derived`: SHA-256 of what their modules hold outside it."""
+
+    record: SlotRecord
+    change: str
+    derived: Mapping[str, str]
 
 
 class Station:
@@ -91,8 +97,8 @@ class Station:
         except BaseException:
             self.close()  # its locks would keep the next try out
             raise
-        self._checked: dict[int, SlotCheck] = {}
-        self._warmed: dict[int, SlotCheck] = {}
+        self._checked: dict[int, Checked] = {}
+        self._warmed: dict[int, Warmed] = {}
         self._writing = threading.Lock()
         self._freshness = Freshness(places.verify_max_age_ns, places.clock_ns)
 
@@ -200,7 +206,7 @@ class Station:
             order = self._stage_order(work.target, work.slot, work.order)
             staged = staging.stage(device, self._snapshots, order, self._places.store, work.bytes_fetched, how)
             self._freshness.note(work.slot, staged.entries, known)
-            self._checked[work.slot] = SlotCheck(staged.record, work.change, self._places.wall_ms())
+            self._checked[work.slot] = Checked(staged.record, work.change, self._places.wall_ms())
         return staged.counters
 
     def staging_cost(self, target: Target, slot: int, order: Order) -> StageCounters:
@@ -227,11 +233,11 @@ class Station:
             arena.mark_empty(slot)
             raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
         self._freshness.note(slot, entries, {})
-        self._checked[slot] = SlotCheck(record, change, self._places.wall_ms())
+        self._checked[slot] = Checked(record, change, self._places.wall_ms())
 
     def note_warm(self, slot: int, change: str, derived: Mapping[str, str]) -> None:
         """`derived`: SHA-256 of what the modules hold outside the slot."""
-        self._warmed[slot] = SlotCheck(self.slot_record(slot), change, derived=derived)
+        self._warmed[slot] = Warmed(self.slot_record(slot), change, derived)
 
     def forget_warm(self, slot: int) -> None:
         """The workers are about to forget the slot. Raises Refusal slot_active for the one that serves."""
@@ -357,7 +363,7 @@ def _with_idle_arenas(refusal: Refusal, own: Path) -> Refusal:
     return Refusal(refusal.kind, refusal.subject, refusal.expected, f"{refusal.found}; {more}", refusal.phase)
 
 
-def _counts(check: SlotCheck | None, held: SlotRecord, change: str | None) -> bool:
+def _counts(check: Checked | Warmed | None, held: SlotRecord, change: str | None) -> bool:
     """`change` None: a check by this process counts, whatever it was for."""
     return check is not None and check.record == held and change in (None, check.change)
 

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from node_agent import journal
 from node_agent.device.control_block import ControlBlock
-from tests.cluster.test_agent import Node
+from tests.support.agent_node import Node
 from tests.support.agent_process import BODY, PATIENCE_S
 from tests.support.shm import shm_directory
 

@@ -1,0 +1,64 @@
+"""A whole agent as processes beside a control plane that obeys a test, with three versions that it may be told to serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.agent_process import BODY, PATIENCE_S, AgentProcess, Driver, OpenLoop, Tally, embedding, manifest_of
+from tests.support.fake_control_plane import FakeControlPlane
+from tests.support.tiny_encoder import write_encoder
+
+
+class Node:
+    """One agent with three versions published; v2 and v3 differ from v1 in their last layer only."""
+
+    def __init__(self, root: Path, arena_dir: Path) -> None:
+        self.artifacts = root / "artifacts"
+        self.arena_dir = arena_dir
+        self.plane = FakeControlPlane()
+        self.plane.start()
+        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, workers=2)
+        self.driver = Driver(self.plane)
+        self.expected: dict[str, Any] = {}
+        write_encoder(self.artifacts / "v1", 1)
+        write_encoder(self.artifacts / "v2", 2, changed_from=1)
+        write_encoder(self.artifacts / "v3", 3, changed_from=1)
+        for number in (1, 2, 3):
+            self.driver.publish(f"{number}.0.0", manifest_of(self.artifacts / f"v{number}"))
+        self.driver.declare("n1")
+
+    def learn(self, label: str) -> None:
+        """Activate a version in a quiet moment and note what it answers."""
+        assert self.driver.activate(label)["status"] == "done", self.agent.log[-3000:]
+        reply = httpx.post(self.agent.url + f"/v2/models/search/versions/{label}/infer", json=BODY, timeout=PATIENCE_S)
+        assert reply.status_code == 200, reply.text
+        self.expected[label] = embedding(reply.json())
+
+    def serve(self, label: str) -> None:
+        """Be at rest on this version."""
+        if self.driver.serving != label:
+            assert self.driver.activate(label)["status"] == "done", self.agent.log[-3000:]
+        self.agent.until_settled(label)
+        self.agent.until_ready()
+
+    def under_load(self, work: Callable[[], Any], rate: float = 5.0) -> Tally:
+        """Do something in a thread while a client asks all the time."""
+
+        async def whole() -> Tally:
+            loop = OpenLoop(self.agent.url, self.expected, rate)
+            async with loop.running() as tally:
+                await asyncio.sleep(0.5)
+                await asyncio.to_thread(work)
+                await asyncio.sleep(0.5)
+            return tally
+
+        return asyncio.run(whole())
+
+    def close(self) -> None:
+        self.agent.close()
+        self.plane.close()
