@@ -82,6 +82,7 @@ class Listener:
                 continue  # a network error of the waiting connection, see accept(2)
             self._dry = False
             sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does so only for sockets whose protocol it was told
             task = self._loop.create_task(self._take(sock))
             self._handshakes[task] = str(address[0])
             task.add_done_callback(self._done)

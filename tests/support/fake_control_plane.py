@@ -54,6 +54,7 @@ class FakeControlPlane:
 
     def start(self) -> None:
         listener = socket.create_server(("127.0.0.1", self._port))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as a member does for each connection
         self._port = listener.getsockname()[1]
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener, started)), daemon=True)

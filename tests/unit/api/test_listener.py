@@ -58,6 +58,26 @@ def test_connections_beyond_the_bound_wait_until_others_have_left() -> None:
         assert late.recv(65_536).startswith(b"HTTP/1.1 200")
 
 
+def test_what_is_written_leaves_at_once() -> None:
+    """Otherwise the second of two events on a watch waits for the first to be acknowledged, some 40 ms."""
+    taken: list[int] = []
+
+    async def work() -> None:
+        async def take(sock: socket.socket) -> None:
+            taken.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            sock.close()
+
+        with socket.create_server(("127.0.0.1", 0)) as sock, socket.socket() as client:
+            listener = Listener(sock, 8, (), take, shakes=False)
+            client.connect(sock.getsockname())
+            while not taken:
+                await asyncio.sleep(0)
+            listener.close()
+
+    run(work())
+    assert taken == [1]
+
+
 class DrySocket(socket.socket):
     """The process has no descriptor left for what it accepts."""
 
