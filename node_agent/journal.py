@@ -86,13 +86,14 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Journal:
-    """Control's copy of the file: `record` is what is on the disk. May be used from any thread."""
+    """Control's copy of the file: `record` is what is on the disk, and what was noted since. May be used from any thread."""
 
     def __init__(self, directory: Path, node: str) -> None:
         self._path = directory / NAME
         self._lock = threading.Lock()
         found = read(directory)
         self.record = NodeRecord(node=node) if found is None else found
+        self._is_written = True
         if self.record.node != node:
             raise RaftmetaError("integrity", f"{self._path} belongs to node {self.record.node!r}, this is {node!r}")
 
@@ -102,7 +103,7 @@ class Journal:
     def put(self, deployment: DeploymentRecord) -> None:
         """Durable when this returns. Writes nothing when nothing changed."""
         with self._lock:
-            if self.record.deployments.get(deployment.name) != deployment:
+            if self.record.deployments.get(deployment.name) != deployment or not self._is_written:
                 self._replace(self.record.deployments | {deployment.name: deployment})
 
     def update(self, name: str, make: Callable[[DeploymentRecord], DeploymentRecord]) -> None:
@@ -110,8 +111,15 @@ class Journal:
         with self._lock:
             before = self.record.deployments[name]
             after = make(before)
-            if after != before:
+            if after != before or not self._is_written:
                 self._replace(self.record.deployments | {name: after})
+
+    def note(self, name: str, make: Callable[[DeploymentRecord], DeploymentRecord]) -> None:
+        """The same, durable only with the next change that is: for what a start may find a little behind."""
+        with self._lock:
+            changed = self.record.deployments | {name: make(self.record.deployments[name])}
+            self._is_written = self._is_written and changed == self.record.deployments
+            self.record = msgspec.structs.replace(self.record, deployments=changed)
 
     def drop(self, name: str) -> None:
         with self._lock:
@@ -120,7 +128,7 @@ class Journal:
     def cordon(self, reason: str) -> None:
         """Durable when this returns; "" lifts it."""
         with self._lock:
-            if self.record.cordoned != reason:
+            if self.record.cordoned != reason or not self._is_written:
                 self._write(msgspec.structs.replace(self.record, cordoned=reason))
 
     def join(self, cluster_id: str) -> None:
@@ -133,7 +141,7 @@ class Journal:
 
     def _write(self, record: NodeRecord) -> None:
         write_file(OsDisk(), self._path, msgspec.msgpack.encode(record))
-        self.record = record
+        self.record, self._is_written = record, True
 
 
 def read(directory: Path) -> NodeRecord | None:

@@ -248,9 +248,12 @@ def _take_part(goal: Goal, seen: Seen, active: int | None) -> tuple[Step, ...]:
     steps: tuple[Step, ...] = ()
     if change.to.checksum not in seen.prepared:
         steps = (Fetch(change.to),)
-    steps += _attest(change, Stage.PREPARED, seen)
-    if change.phase is Phase.SYNCING:
-        steps += _bring_up(change.to, _free_slot(change.to, active, seen), seen, fetched=True)
+    slot = _free_slot(change.to, active, seen)
+    is_here = seen.slots[slot].holds(change.to)  # as before a roll-back: nothing to stage, so no time is lost by saying so first
+    if not is_here:
+        steps += _attest(change, Stage.PREPARED, seen)
+    if is_here or change.phase is Phase.SYNCING:
+        steps += _bring_up(change.to, slot, seen, fetched=True)
         steps += _attest(change, Stage.READY, seen)
     return steps
 

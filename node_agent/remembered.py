@@ -1,6 +1,7 @@
 """What this node remembers of one deployment: the record in its journal, and the changes that tending makes to it.
 
-All of it is durable when a call returns. It knows no engine: the fence, the pin and the proofs mean the same whatever serves.
+All of it is durable when a call returns, but for how far a rollout came, which the next change takes along. It knows no engine: the
+fence, the pin and the proofs mean the same whatever serves.
 """
 
 from __future__ import annotations
@@ -37,29 +38,33 @@ class Remembered:
         found = self.record.change
         if found.id != change_id:
             found = ChangeRecord(id=change_id)
-            self.remember(change=found)
+            self._journal.note(self.name, lambda record: msgspec.structs.replace(record, change=found))
         return found
 
     def count(self, change_id: str, make: Callable[[StageCounters], StageCounters]) -> None:
         """What the rollout cost here, changed; nothing when the node works on another one by now."""
         self._change(change_id, lambda change: msgspec.structs.replace(change, counters=make(change.counters)))
 
+    def note_cost(self, change_id: str, counters: StageCounters) -> None:
+        """What the rollout cost here, for whoever asks: what can be counted again need not be durable."""
+        self._note(change_id, lambda change: msgspec.structs.replace(change, counters=counters))
+
     def fail_change(self, change_id: str, why: Failure) -> None:
         """The rollout failed here. The first reason stays."""
         self._change(change_id, lambda change: change if change.failure else msgspec.structs.replace(change, failure=why))
 
     def reach(self, change_id: str, phase: LoadPhase) -> None:
-        """The rollout's version came so far here; one that came further stays there."""
+        """The rollout's version came so far here; one that came further stays there. After a start it may be less far."""
         at = LOAD_PHASES.index(phase)
-        self._change(
+        self._note(
             change_id, lambda change: change if LOAD_PHASES.index(change.reached) >= at else msgspec.structs.replace(change, reached=phase)
         )
 
     def _change(self, change_id: str, make: Callable[[ChangeRecord], ChangeRecord]) -> None:
-        def changed(record: DeploymentRecord) -> DeploymentRecord:
-            return record if record.change.id != change_id else msgspec.structs.replace(record, change=make(record.change))
+        self._journal.update(self.name, lambda record: _changed(record, change_id, make))
 
-        self._journal.update(self.name, changed)
+    def _note(self, change_id: str, make: Callable[[ChangeRecord], ChangeRecord]) -> None:
+        self._journal.note(self.name, lambda record: _changed(record, change_id, make))
 
     def obey(self, target: Target, order: Order, seen_ns: int) -> None:
         """Before a switch: from here on orders below this one are refused. `seen_ns`: when it was first heard."""
@@ -82,3 +87,7 @@ class Remembered:
             passed_ns = self._clock_ns() - record.order_seen_ns
             lag_ms = passed_ns // 1_000_000 if passed_ns >= 0 else -1  # a boot in between starts the clock anew
         self.remember(pin=target, order_seen_ns=0, lag_ms=lag_ms)
+
+
+def _changed(record: DeploymentRecord, change_id: str, make: Callable[[ChangeRecord], ChangeRecord]) -> DeploymentRecord:
+    return record if record.change.id != change_id else msgspec.structs.replace(record, change=make(record.change))

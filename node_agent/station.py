@@ -226,7 +226,9 @@ class Station:
         self._freshness.take(slot)
         entries: dict[str, str] = {}
         if snapshot is not None:
-            vectors = _compute(CpuDevice(arena), slot, snapshot.layout.placements, self._pace())
+            # A roll-back waits for this, so it takes its turn on the processor; the bytes it reads are within the budget.
+            pace = Pace(self._places.stage_threads, budget=self._pace().budget)
+            vectors = _compute(CpuDevice(arena), slot, snapshot.layout.placements, pace)
             entries = {name: vector.entry for name, vector in vectors.items()}
         found = "no list of its tensors" if snapshot is None else root(entries)
         if found != target.vector_root or record.vector_root != target.vector_root:

@@ -322,7 +322,7 @@ class Taker:
             counters = msgspec.structs.replace(kept, bytes_fetched=counters.bytes_fetched)
         if step.stage is Stage.ACTIVE:
             counters = msgspec.structs.replace(counters, lag_ms=self._remembered.record.lag_ms)
-        self._remembered.count(change.id, lambda _: counters)
+        self._remembered.note_cost(change.id, counters)
         return self._remembered.change_record(change.id)
 
     def _timed(self, step: str) -> AbstractContextManager[None]:

@@ -224,7 +224,7 @@ class Tender:
     def _see(self, goal: Goal) -> Seen:
         """What is true now, for the plan."""
         change, record = goal.change, self.remembered.record
-        held = self.serving.look(change.id if change is not None and change.phase is Phase.SYNCING else None)
+        held = self.serving.look(change.id if change is not None and change.phase in (Phase.PREPARING, Phase.SYNCING) else None)
         targets = [target for target in (goal.committed, change.to if change else None, record.obeyed) if target is not None]
         answering, said = self._taker.answering, self._taker.said
         return Seen(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from node_agent import failure
@@ -29,6 +30,17 @@ def test_putting_the_same_again_writes_nothing(tmp_path: Path) -> None:
     before = (tmp_path / "node.state").stat().st_ino
     journal.put(RECORD)
     assert (tmp_path / "node.state").stat().st_ino == before
+
+
+def test_what_was_noted_reaches_the_disk_with_the_next_change_and_never_alone(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "n1")
+    journal.put(RECORD)
+    noted = msgspec.structs.replace(RECORD, change=ChangeRecord("r-1"))
+    journal.note("search", lambda record: msgspec.structs.replace(record, change=ChangeRecord("r-1")))
+    assert journal.deployment("search") == noted
+    assert Journal(tmp_path, "n1").deployment("search") == RECORD
+    journal.update("search", lambda record: msgspec.structs.replace(record, change=ChangeRecord("r-1")))  # what is known already
+    assert Journal(tmp_path, "n1").deployment("search") == noted
 
 
 def test_a_dropped_deployment_is_gone(tmp_path: Path) -> None:

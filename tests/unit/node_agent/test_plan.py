@@ -78,6 +78,15 @@ def test_memory_that_another_process_verified_is_verified_again_before_it_serves
     assert steps == (Verify(V1, 0), SwitchTo(V1, 0, Order(1, 9)), AwaitWorkers(V1))
 
 
+@pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.SYNCING])
+def test_a_version_that_a_slot_holds_is_made_ready_at_once(phase: Phase) -> None:
+    order, change = Order(1, 9), Change("r", phase, V1, None)
+    at_rest = seen(slot(V1, checked=False), slot(V2), 1, answering=V2, fence=order, obeyed=V2, prepared=frozenset([V1.checksum]))
+    assert plan(goal(V2, order, change), at_rest).steps == (Verify(V1, 0), Attest("r", Stage.READY, V1))
+    without_blobs = at_rest._replace(prepared=frozenset())
+    assert plan(goal(V2, order, change), without_blobs).steps[0] == Fetch(V1)
+
+
 def test_an_older_order_is_refused_and_takes_no_step() -> None:
     made = plan(goal(V1, Order(1, 5)), seen(slot(V2), slot(V1), 0, answering=V2, fence=Order(1, 9), obeyed=V2))
     assert made.steps == ()

@@ -71,13 +71,13 @@ def test_a_version_goes_through_the_phases_of_a_load_in_order_and_never_back(sce
         await scene.roll(None, 1)
         assert scene.tender.look().change.reached is LoadPhase.VALIDATED
         seen: list[LoadPhase] = []
-        update = scene.memory.journal.update
+        note = scene.memory.journal.note
 
         def watched(name: str, make: Callable[[DeploymentRecord], DeploymentRecord]) -> None:
-            update(name, make)
+            note(name, make)
             seen.append(scene.remembered.record.change.reached)
 
-        scene.memory.journal.update = watched  # type: ignore[method-assign]
+        scene.memory.journal.note = watched  # type: ignore[method-assign]
         change = Change("r-2", Phase.SYNCING, scene.target(2), None)
         await scene.rest(scene.goal(1, change))
         assert list(dict.fromkeys(seen)) == list(LoadPhase), seen
