@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from node_agent.quiet import MIN_WINDOW, Quiet
 from raftmeta import settings
 from raftmeta.addresses import is_loopback
 from raftmeta.core.errors import RaftmetaError
@@ -87,6 +88,9 @@ class AgentConfig(settings.Settings):
     verify_max_age_s: float = Field(default=300.0, ge=0, le=86_400)  # what staging keeps is read again unless its vector is this young
     numa_nodes: tuple[Annotated[int, Field(ge=0, le=1023)], ...] = ()  # memory nodes that arenas lie on; none: anywhere
     activation_bytes: int = Field(default=0, ge=0)  # one process beside the arena, at its peak; 0: as the prober saw the last version
+    quiet_requests_per_s: float = Field(default=0, ge=0, le=1e6)  # a version becomes ready only below this rate; 0: at any
+    quiet_window_requests: int = Field(default=MIN_WINDOW, ge=MIN_WINDOW, le=1_000_000)  # that the rate is measured over
+    quiet_wait_s: Seconds = 60.0  # for such a moment; then the rollout fails. Roll-backs wait for nothing
     max_deployments: int = Field(default=8, ge=1, le=64)  # deployments this node takes part in; more are refused
     fetch_attempts: int = Field(default=4, ge=1, le=20)  # per source and byte range without progress
     fetch_timeout_s: Seconds = 30.0  # without a byte from a source
@@ -141,9 +145,21 @@ class AgentConfig(settings.Settings):
             faults.append("s3_access_key_id and s3_secret_file belong together")
         if self.host_port[0] in ("0.0.0.0", "::") and not self.url:
             faults.append(f"listen {self.listen} is every address of the machine; set url to the one that others reach it by")
+        if self.quiet is not None and self.quiet.span_s > self.quiet_wait_s:
+            faults.append(
+                f"quiet_wait_s {self.quiet_wait_s:g} is shorter than quiet_window_requests at quiet_requests_per_s take, "
+                f"{self.quiet.span_s:g} s: no version would ever become ready"
+            )
         if faults:
             raise ValueError("; ".join(faults))
         return self
+
+    @property
+    def quiet(self) -> Quiet | None:
+        """The gate on the rate of requests, None when it is off."""
+        if not self.quiet_requests_per_s:
+            return None
+        return Quiet(self.quiet_requests_per_s, self.quiet_window_requests, self.quiet_wait_s)
 
     @property
     def s3(self) -> S3Settings:

@@ -42,12 +42,13 @@ from node_agent.messages import (
     SetCordon,
     SetPin,
 )
-from node_agent.metrics import Meter
+from node_agent.metrics import Meter, totals
 from node_agent.observe import Observer
 from node_agent.page_cache import DropBehind
 from node_agent.peers import Peer
 from node_agent.provide import StoreProvider
 from node_agent.proving import kernel
+from node_agent.quiet import Gate
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime, log
 from node_agent.s3_source import Buckets
@@ -244,14 +245,24 @@ async def run(runtime: Runtime) -> None:
             crew = Crew(peers, prober, config.load_timeout_s)
             meter = runtime.meter("control")
             serve = lambda record: InProcess(Station(record, places), crew, kernel())  # noqa: E731 - in reading order
-            means = Means(config.node, runtime.boot_id, plane, provider, serve, Observer(meter))
+            gate = _gate(runtime)
+            means = Means(config.node, runtime.boot_id, plane, provider, serve, Observer(meter), gate)
             server = Server(Answers(loop, facts, store, meter).answer, lambda: None)
             await server.start(runtime.control_socket())
             log.info("control_runs", boot_id=runtime.boot_id, members=config.member_urls)
             compiling = asyncio.create_task(asyncio.to_thread(backend))  # seconds, the first time on a machine; staging would wait for it
-            await _until_stopped(runtime, [loop.run(means), *(peer.keep_connected() for peer in (*peers, prober))])
+            watching = [] if gate is None else [gate.watch()]
+            await _until_stopped(runtime, [loop.run(means), *watching, *(peer.keep_connected() for peer in (*peers, prober))])
             await server.stop()
             await compiling
+
+
+def _gate(runtime: Runtime) -> Gate | None:
+    quiet, counted = runtime.config.quiet, runtime.tallies.get(("front", "0"))
+    if quiet is None:
+        return None
+    assert counted is not None, "the supervisor hands control what the front counts"
+    return Gate(quiet, lambda: totals(counted, table.REQUESTS))
 
 
 def _reclaim_abandoned(places: Places) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from node_agent.plan import Change, Drain, Goal, Order, Target
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.types import DrainOverdue, Phase, RolloutStatus, SideName, Stage
+from raftmeta.core.types import DrainOverdue, Phase, RolloutKind, RolloutStatus, SideName, Stage
 
 
 class SideView(msgspec.Struct, frozen=True):
@@ -63,6 +63,7 @@ class RolloutView(msgspec.Struct, frozen=True):
     phase: Phase
     status: RolloutStatus
     attestations: tuple[AttestationView, ...]
+    kind: RolloutKind = RolloutKind.ACTIVATE
 
     @property
     def target(self) -> Target:
@@ -132,7 +133,7 @@ class Desired:
         if rollout is None or rollout.id != deployment.rollout_id or rollout.status is not RolloutStatus.RUNNING:
             return None
         mine = [item.stage for item in rollout.attestations if (item.node, item.boot_id) == self._identity]
-        return Change(rollout.id, rollout.phase, rollout.target, mine[0] if mine else None)
+        return Change(rollout.id, rollout.phase, rollout.target, mine[0] if mine else None, rollout.kind is RolloutKind.ROLL_BACK)
 
 
 def read(value: object, kind: type[Any]) -> Any:

@@ -35,6 +35,7 @@ _KINDS: dict[str, FailureClass] = {
     "no_second_slot": FailureClass.RESOURCE_EXHAUSTED,
     "slot_busy": FailureClass.TIMEOUT,
     "workers_lag": FailureClass.TIMEOUT,
+    "not_quiet": FailureClass.TIMEOUT,
     "engine_unavailable": FailureClass.TIMEOUT,
     "device_late": FailureClass.TIMEOUT,
     "bad_layout": FailureClass.INCOMPATIBLE_LAYOUT,

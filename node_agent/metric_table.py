@@ -16,8 +16,8 @@ STEP_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 PAUSE_S = (0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.1)  # some 50 µs is usual
 
 # Of a failure. What a node does in the order of a change; `other` for whatever a later build may say.
-PHASES = ("fetch", "plan", "device", "fill", "verify", "bind", "warm", "probe", "switch", "attest", "other")
-STEPS = ("fetch", "stage", "verify", "probe", "warm", "switch", "await_workers")
+PHASES = ("fetch", "plan", "device", "fill", "verify", "bind", "warm", "probe", "gate", "switch", "attest", "other")
+STEPS = ("fetch", "stage", "verify", "probe", "warm", "await_quiet", "switch", "await_workers")
 
 
 class Kind(StrEnum):

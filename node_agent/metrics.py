@@ -77,6 +77,16 @@ class Meter:
         return tuple(GaugeSample(name, labels, value) for (name, labels), value in sorted(self._gauges.items()))
 
 
+def totals(tally: Tally, spec: Spec) -> dict[str, float]:
+    """What one process counted, by the first label of a counter."""
+    found: dict[str, float] = {}
+    for name, value in tally.sums().items():
+        key = _decode(name)
+        if key.metric == spec.name:
+            found[key.labels[0]] = found.get(key.labels[0], 0.0) + value
+    return found
+
+
 def page(tallies: Mapping[tuple[str, str], Tally], gauges: Iterable[Sequence[GaugeSample]]) -> bytes:
     """The text of all metrics: what the tallies say together, by role and index of who counts, and the gauges."""
     sums: dict[_Key, float] = {_Key(SERIES_LOST.name, process): float(tally.lost) for process, tally in tallies.items()}

@@ -43,6 +43,7 @@ class Change(NamedTuple):
     phase: Phase
     to: Target
     attested: Stage | None  # by this node, so far
+    is_undo: bool = False  # a roll-back, which waits for nothing that it does not need
 
 
 class Drain(NamedTuple):
@@ -94,6 +95,7 @@ class Seen(NamedTuple):
     failed_change: str  # id of the rollout that failed here, "" for none
     said: Stage | None  # what was attested for the running rollout and may not be back in the record yet
     pinned: Pinned | None = None
+    passed: str | None = None  # rollout whose version was let through by the gate on requests, "" for none; None: there is no gate
 
 
 class Fetch(NamedTuple):
@@ -119,6 +121,13 @@ class Warm(NamedTuple):
 
     target: Target
     slot: int
+
+
+class AwaitQuiet(NamedTuple):
+    """Wait until the deployment is quiet enough for the version of this rollout to become ready."""
+
+    target: Target
+    change: str
 
 
 class SwitchTo(NamedTuple):
@@ -154,7 +163,7 @@ class Decline(NamedTuple):
     pinned: Pinned
 
 
-Step = Fetch | StageInto | Verify | Warm | SwitchTo | AwaitWorkers | Obey | Attest | Decline
+Step = Fetch | StageInto | Verify | Warm | AwaitQuiet | SwitchTo | AwaitWorkers | Obey | Attest | Decline
 
 
 class Plan(NamedTuple):
@@ -254,7 +263,9 @@ def _take_part(goal: Goal, seen: Seen, active: int | None) -> tuple[Step, ...]:
         steps += _attest(change, Stage.PREPARED, seen)
     if is_here or change.phase is Phase.SYNCING:
         steps += _bring_up(change.to, slot, seen, fetched=True)
-        steps += _attest(change, Stage.READY, seen)
+        ready = _attest(change, Stage.READY, seen)
+        is_held = seen.passed is not None and seen.passed != change.id and not change.is_undo
+        steps += ((AwaitQuiet(change.to, change.id),) if ready and is_held else ()) + ready
     return steps
 
 

@@ -32,6 +32,7 @@ REFUSALS: dict[str, ErrorClass] = {
     "slot_not_dirty": ErrorClass.REJECTED,
     "slot_not_verified": ErrorClass.INTEGRITY,
     "nothing_serves": ErrorClass.UNAVAILABLE,
+    "not_quiet": ErrorClass.UNAVAILABLE,
     "no_second_slot": ErrorClass.CAPACITY,
     "engine_unavailable": ErrorClass.UNAVAILABLE,
     # bytes
@@ -56,7 +57,7 @@ class Refusal(Exception):
     def __init__(self, kind: str, subject: str, expected: str, found: str, phase: str = "device") -> None:
         assert kind in REFUSALS, kind
         self.kind = kind
-        self.phase = phase  # device | plan | fill | verify | bind | warm | probe
+        self.phase = phase  # device | plan | fill | verify | bind | warm | probe | gate
         self.subject = subject
         self.expected = expected
         self.found = found

@@ -160,7 +160,8 @@ class Supervisor:
             passed.append(self._listener.fileno())
             command += ["--listen-fd", str(passed[0])]
         for name, fd in self._tallies.items():
-            if name == child.name or child.role == "front":  # which shows what all of them counted
+            is_asked_for = child.role == "front" or (child.role, name) == ("control", "front-0")  # for the page; for the rate of requests
+            if name == child.name or is_asked_for:
                 passed.append(fd)
                 command += ["--tally", f"{name}={fd}"]
         # a group of its own: Ctrl-C on the terminal reaches the supervisor alone, which stops the rest in order

@@ -20,8 +20,24 @@ from node_agent import failure, report
 from node_agent.fetch import Cancelled
 from node_agent.journal import ChangeRecord, DeploymentRecord, LoadPhase, Proof
 from node_agent.observe import Observer
-from node_agent.plan import Attest, AwaitWorkers, Decline, Fetch, Goal, Obey, Order, StageInto, Step, SwitchTo, Target, Verify, Warm
+from node_agent.plan import (
+    Attest,
+    AwaitQuiet,
+    AwaitWorkers,
+    Decline,
+    Fetch,
+    Goal,
+    Obey,
+    Order,
+    StageInto,
+    Step,
+    SwitchTo,
+    Target,
+    Verify,
+    Warm,
+)
 from node_agent.prepared import Prepared
+from node_agent.quiet import Gate
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
 from node_agent.runtime import log
@@ -136,6 +152,7 @@ class Means:
     provider: Provider
     serve: Callable[[DeploymentRecord], Serving]  # takes over what an earlier control left. Raises Refusal or OSError
     observer: Observer
+    gate: Gate | None = None  # on the rate of requests; None: there is none
 
 
 class Taker:
@@ -143,6 +160,7 @@ class Taker:
         self.answering: tuple[Target, int] | None = None  # who answers every request, since which epoch
         self.said: tuple[str, Stage] | None = None  # attested for this rollout, perhaps not yet in the record
         self.seen_ns = 0  # when the newest order was first heard
+        self.passed: str | None = None if means.gate is None else ""  # rollout whose version the gate let through
         self._remembered = remembered
         self._prepared = prepared
         self._serving = serving
@@ -154,7 +172,7 @@ class Taker:
     def abandon(self, step: Step) -> bool:
         """Nobody wants the step that is being taken any more. True when its task may be cancelled: nothing is left half done."""
         self._cancel.set()
-        return not self._writing and not self._readying and isinstance(step, StageInto | Warm | AwaitWorkers)
+        return not self._writing and not self._readying and isinstance(step, StageInto | Warm | AwaitQuiet | AwaitWorkers)
 
     async def take(self, step: Step, goal: Goal) -> None:
         match step:
@@ -172,6 +190,8 @@ class Taker:
                 await self._switch(step, goal)
             case AwaitWorkers():
                 await self._await_answers(step.target, goal)
+            case AwaitQuiet():
+                await self._await_quiet(step, goal)
             case Obey():
                 await asyncio.to_thread(self._remembered.remember, fence=step.order, obeyed=step.target)
             case Decline():
@@ -288,6 +308,13 @@ class Taker:
         if was_due:
             self._means.observer.answered(goal.deployment, self._remembered.record.lag_ms)
         self.answering = target, epoch
+
+    async def _await_quiet(self, step: AwaitQuiet, goal: Goal) -> None:
+        assert self._means.gate is not None
+        with self._timed("await_quiet"):
+            await self._means.gate.passed(goal.deployment)
+        self.passed = step.change
+        log.info("quiet", deployment=goal.deployment, rollout=step.change, version=step.target.label)
 
     async def _decline(self, step: Decline, goal: Goal) -> None:
         kept = f"{step.pinned.target.label}, pinned: {step.pinned.reason}"

@@ -237,6 +237,7 @@ class Tender:
             failed_change=record.change.id if record.change.failure else "",
             said=said[1] if change is not None and said is not None and said[0] == change.id else None,
             pinned=record.pinned,
+            passed=self._taker.passed,
         )
 
     async def _failed(self, step: Step, goal: Goal, trouble: Trouble) -> float:

@@ -9,7 +9,7 @@ from node_agent.crew import WorkersLag
 from node_agent.failure import Failure
 from node_agent.fetch import BlobsRotten, FetchFailed
 from node_agent.ipc import CallFailed
-from node_agent.plan import Attest, AwaitWorkers, Decline, Fetch, Obey, StageInto, Step, SwitchTo, Verify, Warm
+from node_agent.plan import Attest, AwaitQuiet, AwaitWorkers, Decline, Fetch, Obey, StageInto, Step, SwitchTo, Verify, Warm
 from node_agent.refusal import Refusal
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 
@@ -61,5 +61,7 @@ def phase_of(step: Step) -> str:
             return "switch"
         case Decline():
             return "plan"
+        case AwaitQuiet():
+            return "gate"
         case Attest():
             return "attest"

@@ -54,7 +54,7 @@ def stand_still(node: Node, block: ControlBlock, pinned: str, slot: int) -> int:
 
 def test_a_worker_that_stands_still_in_a_slot_is_ended_and_the_next_version_serves(tmp_path: Path) -> None:
     with shm_directory() as arena_dir:
-        node = Node(tmp_path, arena_dir)
+        node = Node(tmp_path, arena_dir, quiet_requests_per_s=1000, log_level="info")
         try:
             node.agent.start()
             sides = {"model": "tiny", "primary": {"zone": "a", "nodes": ["n1"]}, "standby": None}
@@ -74,5 +74,7 @@ def test_a_worker_that_stands_still_in_a_slot_is_ended_and_the_next_version_serv
             reply = httpx.post(f"{node.agent.url}/v2/models/search/infer", json=BODY, timeout=PATIENCE_S)
             assert reply.status_code == 200 and reply.json()["model_version"] == "3.0.0"
             block.close()
+            waited = [line for line in node.agent.log.splitlines() if '"event": "quiet"' in line]
+            assert len(waited) == 3, "the gate on the rate of requests is on, and was passed by each version"
         finally:
             node.close()

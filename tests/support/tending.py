@@ -12,6 +12,7 @@ from node_agent.metrics import Meter
 from node_agent.observe import Observer
 from node_agent.plan import Change, Goal, Order, Target
 from node_agent.prepared import Prepared
+from node_agent.quiet import Gate
 from node_agent.remembered import Remembered
 from node_agent.report import Look
 from node_agent.taking import Means
@@ -33,6 +34,7 @@ class TendScene:
         self.plane = FakePlane()
         self.meter = Meter()
         self.revision = 3
+        self.gate: Gate | None = None
         self.take_over()
 
     def target(self, number: int) -> Target:
@@ -44,7 +46,7 @@ class TendScene:
         self.crew.station = self.station
         serving = InProcess(self.station, self.crew, "kernel 1")
         self.remembered = Remembered(self.memory.journal, "search")
-        means = Means("n1", "boot-1", self.plane, self.provider, lambda record: serving, Observer(self.meter))
+        means = Means("n1", "boot-1", self.plane, self.provider, lambda record: serving, Observer(self.meter), self.gate)
         self.tender = Tender(self.remembered, Prepared(self.memory.store, serving.held), serving, means)
 
     def close(self) -> None:
