@@ -206,30 +206,30 @@ class Ledger:
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)  # compared samples by (primary, standby)
     questions: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)  # unanswered, by node
-    behind_since: dict[str, float] = field(default_factory=dict)  # "node node" -> monotonic seconds of the first sample
+    behind_since: dict[tuple[str, str], float] = field(default_factory=dict)  # by pair, monotonic seconds of the first sample
 
-    def add(self, question: Question, primary: Heard, standby: Heard, judged: Judgement, now_s: float, at_ms: int) -> bool:
-        """Whether it is a difference that somebody should act on."""
+    def add(self, question: Question, primary: Heard, standby: Heard, judged: Judgement, now_s: float, at_ms: int) -> Judgement | None:
+        """The difference that somebody should act on, if it is one by now."""
         self.samples[judged.kind] += question.rows
         pair = (primary.node, standby.node)
         if judged.kind is Kind.UNANSWERED:
             self.faults[primary.node if primary.outputs is None else standby.node] += question.rows
-            return False
+            return None
         if judged.kind is Kind.SWITCHING:
-            since = self.behind_since.setdefault(" ".join(pair), now_s)
-            if now_s - since <= self.lag_s:
-                return False
-            judged = judged._replace(detail=f"{judged.detail} for {now_s - since:.0f} s, {self.lag_s:g} s are allowed")
+            passed_s = now_s - self.behind_since.setdefault(pair, now_s)
+            if passed_s <= self.lag_s:
+                return None
+            judged = judged._replace(detail=f"{judged.detail} for {passed_s:.0f} s, {self.lag_s:g} s are allowed")
         else:
-            self.behind_since.pop(" ".join(pair), None)
+            self.behind_since.pop(pair, None)
         if judged.kind is Kind.COMPARED:
             self.pairs[pair] += question.rows
             self.questions[question.name] += question.rows
             self.beyond += len(judged.beyond)
             if not judged.beyond:
-                return False
+                return None
         self.keep(question, primary, standby, judged, at_ms)
-        return True
+        return judged
 
     def keep(self, question: Question, primary: Heard, standby: Heard, judged: Judgement, at_ms: int) -> None:
         self.dropped += len(self.kept) == self.kept.maxlen

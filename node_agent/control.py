@@ -21,10 +21,11 @@ from node_agent.budget import DEFAULT_SHARE, Budget, memory_speed
 from node_agent.crew import Crew
 from node_agent.desired import Desired, Identity
 from node_agent.device import inventory
+from node_agent.device.port import SlotRecord
 from node_agent.fetch import Fetcher, Patience
 from node_agent.in_process import InProcess
 from node_agent.ipc import Server
-from node_agent.journal import Journal
+from node_agent.journal import DeploymentRecord, Journal
 from node_agent.loop import Bounds, ControlPlane, Loop
 from node_agent.messages import (
     Abort,
@@ -178,6 +179,7 @@ class Answers:
             "version": found.record.version,
             "checksum": found.record.checksum,
             "order": record.fence._asdict(),
+            "applied": _applied(self._loop.cluster_id, record, found.record),
             "slot": found.slot,
             "epoch": found.epoch,
             "vector_root": found.record.vector_root,
@@ -204,6 +206,14 @@ class Answers:
             gauge(table.LAG_SECONDS, look.lag_ms / 1000 if look.lag_ms >= 0 else -1, name)
             gauge(table.TROUBLE, bool(look.trouble), name)
             gauge(table.PINNED, bool(look.pinned), name)
+
+
+def _applied(cluster_id: str, record: DeploymentRecord, serving: SlotRecord) -> dict[str, tuple[int, int]]:
+    """By control plane the last order obeyed; none while it named another version than serves: in the middle of a switch, or pinned."""
+    obeyed = record.obeyed
+    if obeyed is None or (obeyed.label, obeyed.checksum) != (serving.version, serving.checksum):
+        return {}
+    return {cluster_id: record.fence}
 
 
 async def _said(number: int, work: Awaitable[Mapping[str, Any]]) -> Reply:

@@ -120,6 +120,11 @@ class Loop:
         return await asyncio.to_thread(tender.preview, target)
 
     @property
+    def cluster_id(self) -> str:
+        """Of the control plane that this node listens to."""
+        return str(self._places.journal.record.cluster_id)
+
+    @property
     def is_cordoned(self) -> bool:
         return bool(self._places.journal.record.cordoned)
 

@@ -1,4 +1,7 @@
-"""An answer of a node against what the publisher saw, by the measure of the probe (`consistency.nearness`). What is not finite is drift. Pure."""
+"""An answer of a node against what the publisher saw, by the measure of the probe (`consistency.nearness`). Pure.
+
+What is not finite is drift.
+"""
 
 from __future__ import annotations
 

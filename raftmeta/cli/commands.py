@@ -150,6 +150,12 @@ COMMANDS: dict[str, CommandInfo] = {
         "raftmeta check search",
         LOOK,
     ),
+    "live": CommandInfo(
+        "consistency.live_command:main",
+        "Ask both sides the same, all the time, and compare their answers; exit status 0, 1 or 2",
+        "raftmeta live search --for 60",
+        LOOK,
+    ),
     "cluster status": CommandInfo(
         "raftmeta.cli.cluster:status",
         "Show members, leader and how far each has come",

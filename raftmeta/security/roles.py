@@ -18,7 +18,7 @@ class Role(StrEnum):
     PUBLISHER = "publisher"  # also publishes and deletes versions
     OPERATOR = "operator"  # also decides what serves, and records checks
     AGENT = "agent"  # a serving node: looks, reports, attests for itself
-    CHECKER = "checker"  # looks, asks nodes what their memory holds, and records checks
+    CHECKER = "checker"  # looks, asks nodes what their memory holds and both sides the same questions, and records checks
     INFERENCE = "inference"  # asks models on the nodes, and may do nothing else
     ADMIN = "admin"  # everything that a person may do
     SYSTEM = "system"  # the members' own controller; no token gives this role
@@ -60,7 +60,7 @@ ACTIONS: dict[str, frozenset[Role]] = {
     "feature_level": _ADMINS,
     "members": _ADMINS,
     # on a node
-    "infer": frozenset({Role.INFERENCE, Role.ADMIN}),  # models, what they take and what they answer
+    "infer": frozenset({Role.INFERENCE, Role.CHECKER, Role.ADMIN}),  # models, what they take and what they answer
     "inspect": frozenset({Role.CHECKER, Role.OPERATOR, Role.AGENT, Role.ADMIN}),  # slots, and the vector of the memory that serves
     "health": _LOOKERS | {Role.INFERENCE},
 }

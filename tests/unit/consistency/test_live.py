@@ -99,7 +99,7 @@ def test_same_version_is_compared_even_while_a_node_switches() -> None:
 
 
 def add(ledger: Ledger, primary: Heard, standby: Heard, now_s: float = 0.0) -> bool:
-    return ledger.add(CLOSE, primary, standby, judge(CLOSE, primary, standby, ("F32",)), now_s, 0)
+    return ledger.add(CLOSE, primary, standby, judge(CLOSE, primary, standby, ("F32",)), now_s, 0) is not None
 
 
 def test_shares_and_coverage_count_samples() -> None:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.messages import Measured, Tensor
 from consistency.nearness import GREATEST_KL, LEAST_COSINE, default_limit
+from node_agent.messages import Measured, Tensor
 from node_agent.probe import measure
 from raftmeta.core.probes import Probe, ProbeTensor
 

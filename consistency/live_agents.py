@@ -1,0 +1,110 @@
+"""Asking two serving nodes over HTTP: a question of the inference protocol, what they have applied, how much they can compute."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta
+from prometheus_client.parser import text_string_to_metric_families
+
+from consistency.agents import AgentFault
+from consistency.inference import Output, read_answer
+from consistency.node_http import NodeHttp
+from raftmeta.core.errors import RaftmetaError
+
+T = TypeVar("T")
+
+MAX_ANSWER_BYTES = 16 << 20
+MAX_PAGE_BYTES = 16 << 20  # of metrics
+_Text = Annotated[str, Meta(max_length=256)]
+_Order = tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What a node says of itself. Unknown fields are left alone."""
+
+    boot_id: _Text
+    version: _Text  # that serves
+    checksum: _Text
+    applied: Annotated[dict[str, _Order], Meta(max_length=64)]  # empty while what it obeyed last is not what serves
+    config_digest: _Text = ""
+    derived: dict[str, str] = {}
+
+
+class Spec(msgspec.Struct, frozen=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What a model takes, by the inference protocol."""
+
+    inputs: tuple[Spec, ...]
+
+
+class Capacity(NamedTuple):
+    """Of one node for one deployment."""
+
+    workers: int
+    compute_s: float  # mean of one request so far; 0: nothing was computed yet
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.workers / self.compute_s if self.compute_s else 0.0
+
+
+class LiveAgents:
+    """Every method raises AgentFault for whatever is wrong with the node."""
+
+    def __init__(self, http: NodeHttp, infer_s: float) -> None:
+        """`infer_s`: for the answer to one question."""
+        self._http = http
+        self._infer_s = infer_s
+
+    async def infer(self, url: str, deployment: str, body: bytes) -> tuple[str, tuple[Output, ...]]:
+        """The label that computed the answer, and its outputs by name."""
+        path = f"/v2/models/{quote(deployment, safe='')}/infer"
+        answer = await self._http.ask("POST", url, path, content=body, limit=MAX_ANSWER_BYTES, timeout_s=self._infer_s)
+        try:
+            return read_answer(answer)
+        except RaftmetaError as cause:
+            raise AgentFault("bad_answer", cause.detail) from cause
+
+    async def standing(self, url: str, deployment: str) -> Standing:
+        return await self._read(url, f"/raftmeta/v1/evidence/{quote(deployment, safe='')}", Standing)
+
+    async def described(self, url: str, deployment: str) -> Described:
+        return await self._read(url, f"/v2/models/{quote(deployment, safe='')}", Described)
+
+    async def capacity(self, url: str, deployment: str) -> Capacity:
+        """From the node's own counts."""
+        page = await self._http.ask("GET", url, "/metrics", limit=MAX_PAGE_BYTES)
+        return await asyncio.to_thread(_capacity, page.decode("utf-8", "replace"), deployment)
+
+    async def _read(self, url: str, path: str, shape: type[T]) -> T:
+        try:
+            return msgspec.json.decode(await self._http.ask("GET", url, path, limit=MAX_ANSWER_BYTES), type=shape)
+        except msgspec.MsgspecError as cause:
+            raise AgentFault("bad_answer", f"the answer cannot be read: {cause}") from cause
+
+
+def _capacity(page: str, deployment: str) -> Capacity:
+    sums: dict[str, float] = {}
+    workers = 0
+    try:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                labels: Mapping[str, str] = sample.labels
+                if sample.name == "raftmeta_agent_process_up" and labels.get("role") == "worker":
+                    workers += sample.value > 0
+                if sample.name.startswith("raftmeta_agent_compute_seconds_") and labels.get("deployment") == deployment:
+                    sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    except ValueError as cause:
+        raise AgentFault("bad_answer", f"the page of metrics cannot be read: {cause}") from cause
+    count = sums.get("raftmeta_agent_compute_seconds_count", 0.0)
+    return Capacity(workers, sums.get("raftmeta_agent_compute_seconds_sum", 0.0) / count if count else 0.0)

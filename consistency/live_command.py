@@ -1,0 +1,255 @@
+"""`raftmeta live`: asks both sides of a deployment the same, all the time, and compares what they answer.
+
+A check compares memory; this compares what comes of it, over whatever lies between: kernels, derived tensors, tokenizers, another build.
+It needs a token that may ask models and look at nodes. What is found is recorded with the members as a verdict `diverged`; that nothing was
+found is not recorded, since a verdict `consistent` says more than this can know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from consistency import live_questions, live_report
+from consistency.agents import AgentFault
+from consistency.findings import DIVERGED, EXIT_STATUS
+from consistency.live import Heard, Judgement, Ledger, Question
+from consistency.live_agents import LiveAgents
+from consistency.live_report import Ran
+from consistency.live_run import Probing, Sides
+from consistency.node_http import HttpOptions, NodeHttp
+from consistency.target import DeploymentSeen, deployment_of
+from raftmeta.cli import output
+from raftmeta.cli.exits import UsageFault
+from raftmeta.cli.program import MemberOptions, command
+from raftmeta.client.config import resolve
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import Manifest
+
+if TYPE_CHECKING:
+    from raftmeta.client import Client
+
+MAX_FILE_BYTES = 64 << 20
+TELL_S = 1.0
+TELL_FILE_S = 60.0  # where each is a line of its own
+RECORD_S = 300.0  # between records of a run that goes on finding differences
+WARM_REQUESTS = 5  # of each node that has computed nothing yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions(MemberOptions):
+    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT", help="One with both sides.")]
+    seconds: Annotated[float | None, typer.Option("--for", metavar="SECONDS", min=1, help="Without it until Ctrl-C or SIGTERM.")] = None
+    share: Annotated[float, typer.Option("--share", metavar="SHARE", min=0.0001, max=1, help="Of the capacity of the smaller side.")] = 0.02
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="SAMPLES", min=0.01, max=100_000, help="A second, instead of --share.")
+    ] = None
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--inputs", metavar="FILE", help="A JSON object with `inputs` a line. Without it the version's probes, or drawn numbers."
+        ),
+    ] = None
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, max=1024, help="Samples in a request of drawn numbers.")] = 8
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of drawn numbers.")] = 1
+    lag_limit: Annotated[float, typer.Option("--lag-limit", metavar="SECONDS", min=0, help="How long a side may be behind the other.")] = (
+        10.0
+    )
+    least_coverage: Annotated[
+        float, typer.Option("--least-coverage", metavar="SHARE", min=0, max=1, help="Of the samples; less is incomplete.")
+    ] = 0.9
+    node_timeout: Annotated[
+        float, typer.Option("--node-timeout", metavar="SECONDS", min=0.1, max=3600, help="For each question to a node.")
+    ] = 10.0
+    record: Annotated[bool, typer.Option("--record/--no-record", help="Keep differences with the members.")] = True
+
+
+def _live(options: LiveOptions) -> int:
+    """Ask both sides of a deployment the same, all the time, and compare what they answer.
+
+    Exit status: 0 everything compared was within tolerance; 1 something was not; 2 too little could be compared; 3 wrong command line.
+    """
+    with output.Progress(quiet=options.json) as progress:
+        ran = asyncio.run(_work(options, progress))
+    if options.json:
+        output.print_json(live_report.as_json(ran))
+    else:
+        output.console().print(live_report.as_text(ran), markup=False, end="", soft_wrap=True)
+    return EXIT_STATUS[live_report.verdict(ran)]
+
+
+async def _work(options: LiveOptions, progress: output.Progress) -> Ran:
+    connection = resolve(options.url or (), options.config)
+    http = HttpOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout, max_at_once=256)
+    async with options.connect(progress.say) as client, NodeHttp(http) as nodes:
+        session = _Session(options, client, LiveAgents(nodes, options.node_timeout), progress)
+        return await session.run()
+
+
+@dataclass
+class _Session:
+    options: LiveOptions
+    client: Client
+    agents: LiveAgents
+    progress: output.Progress
+    actions: list[str] = field(default_factory=list)
+    recorded_at: float = float("-inf")
+    ran: Callable[[], Ran] = field(init=False)
+    model: str = ""
+    _dtypes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    async def run(self) -> Ran:
+        deployment = await self._deployment()
+        sides = await self._sides(deployment)
+        manifest = await self._learn(deployment.model, deployment.version)
+        questions, sources = await self._questions(sides, manifest)
+        first = next(questions)
+        capacity = await self._capacity(sides, first)
+        rows = first.rows
+        rate = self.options.rate or max(0.01, self.options.share * capacity * rows)
+        ledger = Ledger({"primary": list(sides.primary), "standby": list(sides.standby)}, self.options.lag_limit)
+        probing = Probing(sides, self.agents, ledger, questions, self._dtypes_of, self._act, rate)
+        began = time.monotonic()
+
+        def ran() -> Ran:
+            passed = time.monotonic() - began
+            least = self.options.least_coverage
+            return Ran(
+                deployment.name, deployment.model, passed, rate, capacity, probing.skipped, sources, least, ledger, tuple(self.actions)
+            )
+
+        self.ran = ran
+        async with _stopping(self.options.seconds) as stop:
+            telling = asyncio.create_task(self._tell(ran))
+            try:
+                await probing.run(stop)
+            finally:
+                telling.cancel()
+        if live_report.verdict(ran()) == DIVERGED:
+            await self._record()
+        return ran()
+
+    async def _tell(self, ran: Callable[[], Ran]) -> None:
+        while True:
+            await asyncio.sleep(TELL_S if sys.stderr.isatty() else TELL_FILE_S)
+            self.progress.say(live_report.line(ran()))
+
+    # --- before the first question
+
+    async def _deployment(self) -> DeploymentSeen:
+        seen = deployment_of(await self.client.get_deployment(self.options.deployment))
+        if seen.standby is None:
+            raise UsageFault(f"{seen.name} has one side, so there is nothing to compare", "`raftmeta deploy` declares a standby")
+        if not seen.version:
+            raise RaftmetaError("starting", f"{seen.name}: no version was activated yet")
+        self.model = seen.model
+        return seen
+
+    async def _sides(self, deployment: DeploymentSeen) -> Sides:
+        assert deployment.standby is not None
+        urls = {str(item["node"]): str(item["url"]) for item in (await self.client.nodes())["items"]}
+        sides = [{node: urls[node] for node in side.nodes if node in urls} for side in (deployment.primary, deployment.standby)]
+        if not all(sides):
+            unheard = "standby" if sides[0] else "primary"
+            raise RaftmetaError("starting", f"{deployment.name}: no member has heard of a node of the {unheard} side")
+        return Sides(deployment.name, *sides)
+
+    async def _questions(self, sides: Sides, manifest: Manifest) -> tuple[Iterator[Question], int]:
+        """And how many there are, 0 when they are drawn."""
+        if self.options.inputs is not None:
+            known = live_questions.of_lines(_read(self.options.inputs))
+        else:
+            known = live_questions.of_probes(manifest.probes)
+        if known:
+            return live_questions.in_turn(known), len(known)
+        node, url = next(iter(sides.primary.items()))
+        try:
+            described = await self.agents.described(url, sides.deployment)
+        except AgentFault as fault:
+            raise RaftmetaError("starting", f"{node} does not say what {sides.deployment} takes: {fault}") from fault
+        return live_questions.drawn(described.inputs, self.options.batch, self.options.seed), 0
+
+    async def _capacity(self, sides: Sides, question: Question) -> float:
+        """Requests a second of the smaller side, from what its nodes have counted."""
+        found = []
+        for side in (sides.primary, sides.standby):
+            found.append(sum([await self._node_capacity(node, url, sides.deployment, question) for node, url in side.items()]))
+        return min(found)
+
+    async def _node_capacity(self, node: str, url: str, deployment: str, question: Question) -> float:
+        try:
+            seen = await self.agents.capacity(url, deployment)
+            if not seen.compute_s:
+                for _ in range(WARM_REQUESTS):
+                    await self.agents.infer(url, deployment, question.body)
+                seen = await self.agents.capacity(url, deployment)
+        except AgentFault as fault:
+            if self.options.rate:
+                return 0.0
+            raise RaftmetaError("starting", f"{node} does not say how much it computes ({fault}); give --rate") from fault
+        return seen.requests_per_s
+
+    async def _dtypes_of(self, version: str) -> tuple[str, ...]:
+        if version not in self._dtypes:
+            await self._learn(self.model, version)
+        return self._dtypes[version]
+
+    async def _learn(self, model: str, version: str) -> Manifest:
+        manifest = msgspec.convert(dict(await self.client.get_manifest(model, version)), Manifest)
+        self._dtypes[version] = tuple(sorted({tensor.dtype for tensor in manifest.tensors}))
+        return manifest
+
+    # --- after a difference
+
+    async def _act(self, question: Question, primary: Heard, standby: Heard, judged: Judgement) -> None:
+        self.progress.say(f"{self.options.deployment}: {primary.node} and {standby.node} differ: {judged.detail}")
+        if time.monotonic() - self.recorded_at >= RECORD_S:
+            await self._record()
+
+    async def _record(self) -> None:
+        self.recorded_at = time.monotonic()
+        if not self.options.record:
+            return
+        try:
+            await self.client.record_verdict(self.options.deployment, DIVERGED, live_report.for_record(self.ran()))
+        except RaftmetaError as error:
+            self.actions.append(f"not recorded: {error}")
+
+
+@asynccontextmanager
+async def _stopping(seconds: float | None) -> AsyncIterator[asyncio.Event]:
+    """Set by SIGINT or SIGTERM, or when the time is up."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, stop.set)
+    timer = None if seconds is None else loop.call_later(seconds, stop.set)
+    try:
+        yield stop
+    finally:
+        if timer is not None:
+            timer.cancel()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UsageFault(f"{path} has more than {MAX_FILE_BYTES} bytes", "give fewer questions; they are asked in turn")
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as cause:
+        raise UsageFault(f"{path} cannot be read: {cause}", "name a file of JSON lines, each with `inputs`") from cause
+
+
+main = command("live", LiveOptions, _live)

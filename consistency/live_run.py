@@ -1,0 +1,143 @@
+"""Live probes as they run: questions at a rate to a node of each side, and what follows from a difference.
+
+Open loop: a question is due when its time has come, whatever became of those before; what could not be asked because too many are on their
+way is counted. What each node has applied is read all the time, so that it is known from before a question was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from consistency.agents import AgentFault
+from consistency.applied import Applied
+from consistency.inference import Output
+from consistency.live import Heard, Judgement, Ledger, Question, judge
+from consistency.live_agents import Standing
+
+POLL_S = 1.0
+MAX_IN_FLIGHT = 64
+BEHIND_S = 1.0  # by which questions may be late before they are left out
+
+
+class Agents(Protocol):
+    async def infer(self, url: str, deployment: str, body: bytes) -> tuple[str, tuple[Output, ...]]: ...
+    async def standing(self, url: str, deployment: str) -> Standing: ...
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Nodes of both sides that serve a deployment, with where they listen."""
+
+    deployment: str
+    primary: Mapping[str, str]
+    standby: Mapping[str, str]
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return {**self.primary, **self.standby}
+
+
+Act = Callable[[Question, Heard, Heard, Judgement], Awaitable[None]]  # what follows from a difference
+
+
+@dataclass
+class Probing:
+    sides: Sides
+    agents: Agents
+    ledger: Ledger
+    questions: Iterator[Question]
+    dtypes: Callable[[str], Awaitable[Sequence[str]]]  # of the tensors of a version, by its label
+    act: Act
+    rate: float  # samples a second
+    skipped: int = 0  # samples that were due and not asked
+    _standings: dict[str, Standing] = field(default_factory=dict)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set; questions on their way are waited for."""
+        pairs = itertools.cycle(itertools.product(self.sides.primary, self.sides.standby))
+        await self._poll()
+        polling = asyncio.create_task(self._keep_polling())
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            due = time.monotonic()
+            while not stop.is_set():
+                await _until(due, stop)
+                question = next(self.questions)
+                late = time.monotonic() - due > BEHIND_S
+                due = time.monotonic() if late else due + question.rows / self.rate
+                if late or len(tasks) >= MAX_IN_FLIGHT:
+                    self.skipped += question.rows
+                    continue
+                task = asyncio.create_task(self._ask(question, *next(pairs)))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                if polling.done():
+                    polling.result()
+            await asyncio.gather(*tasks)
+        finally:
+            for task in (polling, *tasks):
+                task.cancel()
+            await asyncio.gather(polling, *tasks, return_exceptions=True)
+
+    async def _ask(self, question: Question, primary: str, standby: str) -> None:
+        before = {node: self._standings.get(node) for node in (primary, standby)}
+        first, second = await asyncio.gather(self._hear(primary, question), self._hear(standby, question))
+        if first.outputs is not None and second.outputs is not None and first.version != second.version:
+            first, second = await asyncio.gather(self._place(first, before[primary]), self._place(second, before[standby]))
+        dtypes = await self.dtypes(first.version) if first.version and first.version == second.version else ()
+        judged = judge(question, first, second, dtypes)
+        difference = self.ledger.add(question, first, second, judged, time.monotonic(), time.time_ns() // 1_000_000)
+        if difference is not None:
+            await self.act(question, first, second, difference)
+
+    async def _hear(self, node: str, question: Question) -> Heard:
+        known = self._standings.get(node)
+        applied: Applied = {} if known is None else known.applied
+        try:
+            version, outputs = await self.agents.infer(self.sides.urls[node], self.sides.deployment, question.body)
+        except AgentFault as fault:
+            return Heard(node, "", applied, None, f"{fault.code}: {fault.detail}")
+        return Heard(node, version, applied, outputs)
+
+    async def _place(self, heard: Heard, before: Standing | None) -> Heard:
+        """What the node has applied now, and whether it had before it was asked."""
+        try:
+            after = await self._look(heard.node)
+        except AgentFault as fault:
+            return heard._replace(outputs=None, fault=f"{fault.code}: {fault.detail}")
+        settled = before == after and bool(after.applied) and after.version == heard.version
+        return heard._replace(applied=after.applied, settled=settled)
+
+    async def _look(self, node: str) -> Standing:
+        found = await self.agents.standing(self.sides.urls[node], self.sides.deployment)
+        self._standings[node] = found
+        return found
+
+    async def _poll(self) -> None:
+        async def one(node: str) -> None:
+            try:
+                await self._look(node)
+            except AgentFault:
+                self._standings.pop(node, None)
+
+        await asyncio.gather(*(one(node) for node in self.sides.urls))
+
+    async def _keep_polling(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self._poll()
+
+
+async def _until(due: float, stop: asyncio.Event) -> None:
+    left = due - time.monotonic()
+    if left > 0:
+        try:
+            async with asyncio.timeout(left):
+                await stop.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,156 @@
+"""HTTP to serving nodes: every question has a deadline, a bounded answer and a bounded number of neighbours.
+
+Whatever goes wrong with one node is an AgentFault with a code and a detail. A token goes out only over TLS or to this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
+
+import httpx
+import msgspec
+from msgspec import Meta
+
+from consistency.agents import AgentFault
+from raftmeta.core.errors import RaftmetaError
+
+MAX_PROBLEM_BYTES = 64 << 10
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    """RFC 9457, or the error of the inference protocol, which has no code."""
+
+    code: Annotated[str, Meta(pattern=r"^[a-z_]{1,64}\Z")] = "refused"
+    detail: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    token: str | None = None
+    ca_file: Path | None = None
+    timeout_s: float = 60.0  # one question, unless the caller says otherwise
+    max_at_once: int = 32
+    http: httpx.AsyncBaseTransport | None = None  # replaces the network
+
+
+class NodeHttp:
+    """Use as an async context manager."""
+
+    def __init__(self, options: HttpOptions) -> None:
+        """Raises RaftmetaError bad_field for a ca_file that cannot be used."""
+        self._options = options
+        self._turn = asyncio.Semaphore(options.max_at_once)
+        self._http = httpx.AsyncClient(
+            verify=_tls(options.ca_file),
+            trust_env=False,  # nodes are reached directly; a proxy variable must not divert tokens
+            follow_redirects=False,
+            transport=options.http,
+            headers={"accept": "application/json", "user-agent": "raftmeta-check"},
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=options.max_at_once),
+        )
+
+    async def __aenter__(self) -> NodeHttp:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._http.aclose()
+
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        *,
+        limit: int,
+        params: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """The body of the answer, at most `limit` bytes. Raises AgentFault."""
+        address = _checked(url, self._options.token)
+        timeout_s = timeout_s or self._options.timeout_s
+        async with self._turn:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._send(method, address + path, limit, params, content)
+            except TimeoutError as cause:
+                raise AgentFault("timed_out", f"{address} did not answer within {timeout_s:g} s") from cause
+            except (httpx.HTTPError, ValueError) as cause:  # ValueError: a host name that cannot be encoded
+                untrusted = _certificate_fault(cause)
+                if untrusted:
+                    raise AgentFault("untrusted", f"{address}: its certificate is not trusted here: {untrusted}") from cause
+                raise AgentFault("unreachable", f"{address}: {str(cause) or type(cause).__name__}") from cause
+
+    async def _send(self, method: str, address: str, limit: int, params: Mapping[str, str] | None, content: bytes | None) -> bytes:
+        headers = {"authorization": f"Bearer {self._options.token}"} if self._options.token else {}
+        if content is not None:
+            headers["content-type"] = "application/json"
+        # The deadline is outside; httpx's own would count the silence of a node that reads 100 GB of memory as a fault.
+        async with self._http.stream(method, address, params=params, content=content, headers=headers, timeout=None) as response:
+            if response.status_code in (200, 202):
+                return await _read(response, limit)
+            raise _refusal(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
+
+
+async def _read(response: httpx.Response, limit: int) -> bytes:
+    parts = bytearray()
+    async for part in response.aiter_bytes():
+        parts += part
+        if len(parts) > limit:
+            raise AgentFault("bad_answer", f"the answer exceeds {limit} bytes")
+    return bytes(parts)
+
+
+def _refusal(status: int, body: bytes) -> AgentFault:
+    try:
+        problem = msgspec.json.decode(body, type=_Problem)
+    except msgspec.MsgspecError:
+        return AgentFault("refused", f"the node answered with status {status}")
+    return AgentFault(problem.code, f"the node answered with status {status}: {(problem.detail or problem.error)[:500]}")
+
+
+def _checked(url: str, token: str | None) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as cause:
+        raise AgentFault("insecure_url", f"{url[:200]!r} is no URL: {cause}") from cause
+    has_more = parsed.userinfo or parsed.query or parsed.fragment
+    # The library would end a port that is none in an error of its own kind.
+    if parsed.scheme not in ("http", "https") or not parsed.host or not 1 <= (parsed.port or 1) <= 65_535 or has_more:
+        raise AgentFault("insecure_url", f"{url[:200]!r} is not http(s)://host:port without user, query and fragment")
+    if token and parsed.scheme != "https" and not _is_this_machine(parsed.host):
+        raise AgentFault("insecure_url", f"{url[:200]!r} is not https, so the token is not sent there")
+    return url.rstrip("/")
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tls(ca_file: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+    except (OSError, ssl.SSLError) as cause:
+        raise RaftmetaError("bad_field", f"ca_file {ca_file} cannot be used: {cause}") from cause
+
+
+def _certificate_fault(cause: BaseException | None) -> str:
+    """What is wrong with the node's certificate, "" when that is not the trouble."""
+    for _ in range(10):  # of chained causes
+        if cause is None:
+            break
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return cause.verify_message
+        cause = cause.__cause__ or cause.__context__
+    return ""
