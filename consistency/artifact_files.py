@@ -17,10 +17,12 @@ from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
+from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import MAX_FILES, path_fault
 
 MAX_DEPTH = 16  # of directories below the root
+BLOCK_CHECKS = "block checks of other weights"
 WEIGHTS_SUFFIX = ".safetensors"
 _EXPECTED = f"expected the directory of a model, which holds *{WEIGHTS_SUFFIX} and its configuration"
 _MAX_SHOWN = 6  # names in an error
@@ -92,6 +94,16 @@ def list_files(root: Path, max_files: int = MAX_FILES) -> Listing:
             refuse(pickles[0], f"is a pickle, which can run code when it is read; expected *{WEIGHTS_SUFFIX}: convert it first")
         refuse(str(root), f"holds no *{WEIGHTS_SUFFIX}: expected at least one, found {shown([file.name for file in files], skipped)}")
     return Listing(resolved, tuple(files), tuple(skipped))
+
+
+def list_file(path: Path) -> Listing:
+    """One file on its own. Raises RaftmetaError bad_field when nothing is there, bad_manifest for what is no regular file."""
+    try:
+        resolved = path.resolve(strict=True)
+        found = _regular(resolved, resolved.name)
+    except (OSError, RuntimeError) as cause:  # RuntimeError: a loop of links
+        raise RaftmetaError("bad_field", f"{path} cannot be read: {getattr(cause, 'strerror', '') or cause}") from cause
+    return Listing(resolved.parent, (found,), ())
 
 
 def shown(names: Sequence[str], skipped: Sequence[Skipped] = ()) -> str:
@@ -208,7 +220,7 @@ def _skip_reason(base: str) -> str:
         return f"pickled or opaque weights; only *{WEIGHTS_SUFFIX} is served"
     if base.endswith(_OTHER_WEIGHTS):
         return f"weights of another format; only *{WEIGHTS_SUFFIX} is served"
-    return ""
+    return BLOCK_CHECKS if block_file.is_name(base) else ""
 
 
 def _printable(name: str) -> str:
