@@ -17,10 +17,12 @@ from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
+from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import MAX_FILES, path_fault
 
 MAX_DEPTH = 16  # of directories below the root
+BLOCK_CHECKS = "block checks of other weights"
 WEIGHTS_SUFFIX = ".safetensors"
 _EXPECTED = f"expected the directory of a model, which holds *{WEIGHTS_SUFFIX} and its configuration"
 _MAX_SHOWN = 6  # names in an error
@@ -208,7 +210,7 @@ def _skip_reason(base: str) -> str:
         return f"pickled or opaque weights; only *{WEIGHTS_SUFFIX} is served"
     if base.endswith(_OTHER_WEIGHTS):
         return f"weights of another format; only *{WEIGHTS_SUFFIX} is served"
-    return ""
+    return BLOCK_CHECKS if block_file.is_name(base) else ""
 
 
 def _printable(name: str) -> str:

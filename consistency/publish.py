@@ -23,9 +23,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as RichProgress
 
-from consistency import unbound_hf
-from consistency.artifact import FindUnbound, Hooks, Progress, build_manifest
+from consistency import block_placing, unbound_hf
+from consistency.artifact import FindUnbound, Hooks, read_artifact
 from consistency.artifact_files import Skipped
+from consistency.artifact_reader import Progress
+from consistency.block_placing import Placed
 from raftmeta import strict_json
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
@@ -64,6 +66,10 @@ class PublishOptions(MemberOptions):
     probes: Annotated[
         Path | None, typer.Option("--probes", metavar="FILE", help="Answers that nodes have to match, as `raftmeta probe` writes them.")
     ] = None
+    blocks: Annotated[
+        bool | None,
+        typer.Option("--blocks/--no-blocks", help="Publish block checks in a file beside the weights; else if the sources will hold it."),
+    ] = None
     engine: Annotated[
         str | None,
         typer.Option(
@@ -84,20 +90,23 @@ def _publish(options: PublishOptions) -> int:
     engine = options.engine or engine_of(options.directory)
     with _Shown(quiet=options.json) as shown:
         hooks = Hooks(progress=shown.progress, skipped=shown.skipped, find_unbound=_finder(engine, shown.say))
-        manifest = build_manifest(
+        artifact = read_artifact(
             options.directory,
             sources=options.source or [f"{options.directory.resolve().as_uri()}/"],
             engine=engine,
             unbound=[] if options.all_bound else options.unbound,
             hooks=hooks,
         )
-        manifest = msgspec.structs.replace(manifest, probes=probes)
+        placed = block_placing.place(options.directory, artifact, options.blocks)
+        manifest = msgspec.structs.replace(placed.manifest, probes=probes)
         shown.say(f"publishing {options.model}/{options.label}")
         reply = asyncio.run(_send(options, manifest))
+    result = _result(reply, manifest, placed)
     if options.json:
-        output.print_json({**_result(reply, manifest), "skipped": [{"name": item.name, "reason": item.reason} for item in shown.left_out]})
+        skipped = [{"name": item.name, "reason": item.reason} for item in shown.left_out]
+        output.print_json({**result, "skipped": skipped})
     else:
-        output.console().print(_told(options, _result(reply, manifest), manifest), markup=False, end="", soft_wrap=True)
+        output.console().print(_told(options, result, manifest), markup=False, end="", soft_wrap=True)
     return Exit.OK
 
 
@@ -166,19 +175,32 @@ def _finder(engine: str, say: Callable[[str], None]) -> FindUnbound | None:
     return find
 
 
-def _result(reply: Reply, manifest: Manifest) -> dict[str, Any]:
-    return {**reply, "created": reply.status == 201, "unbound": list(manifest.unbound), "sources": list(manifest.sources)}
+def _result(reply: Reply, manifest: Manifest, placed: Placed) -> dict[str, Any]:
+    created = reply.status == 201
+    unbound, sources = list(manifest.unbound), list(manifest.sources)
+    return {**reply, "created": created, "unbound": unbound, "sources": sources, "blocks": _blocks(placed, created)}
+
+
+def _blocks(placed: Placed, created: bool) -> dict[str, Any]:
+    if not created:
+        return {"file": None, "note": "as they were published first"}
+    file = placed.file
+    named = None if file is None else {"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256}
+    return {"file": named, "note": placed.note}
 
 
 def _told(options: PublishOptions, result: dict[str, Any], manifest: Manifest) -> str:
     what = "published" if result["created"] else "already published with the same bytes"
     unbound = ", ".join(output.printable(name) for name in result["unbound"]) or "none"
+    file, note = result["blocks"]["file"], output.printable(result["blocks"]["note"])
+    blocks = f"{file['name']}, {output.size(file['size_bytes'])}{note and ': ' + note}" if file else note
     lines = [
         f"{options.model}/{options.label} {what} as number {result['number']}",
         f"checksum     {result['checksum']}",
         f"vector root  {result['vector_root']}",
         f"size         {output.size(result['size_bytes'])} in {result['file_count']} files, {result['tensor_count']} tensors",
         f"unbound      {unbound}",
+        f"blocks       {blocks}",
         f"probes       {', '.join(probe.name for probe in manifest.probes) or 'none; `raftmeta probe` makes them'}",
         f"next         raftmeta activate DEPLOYMENT {options.label}",
     ]

@@ -2,18 +2,23 @@
 
 Only what is missing moves: neighbouring tensors of a file become one range, a cut connection goes on where it stopped, bytes are hashed as
 they arrive. A source that returns other bytes than the manifest says, or a file of another size, is marked and the next is tried. When none
-is left the version ends as `integrity_mismatch` if any source lied, else as `source_unavailable`. Sources of scheme file must lie, after
-every link, below an allowed root; nothing else on this machine can be read through a manifest.
+is left the version ends as `integrity_mismatch` if any source lied, else as `source_unavailable`. The file of block checks comes last and
+enters the store only if they hash to the manifest's entries. Sources of scheme file must lie, after every link, below an allowed root;
+nothing else on this machine can be read through a manifest.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from node_agent.store import BlobMismatch, BlobWriter, Store
+from consistency import block_sidecar
+from node_agent.store import BlobMismatch, BlobWriter, Store, check_blob
+from raftmeta.core import block_file
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import Manifest
 
 SOURCE_UNAVAILABLE = "source_unavailable"
@@ -21,6 +26,8 @@ INTEGRITY_MISMATCH = "integrity_mismatch"
 MAX_SPAN_BYTES = 256 << 20  # of one request, unless one tensor is larger
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0
+
+Judge = Callable[[Path], None]  # raises RaftmetaError integrity for a file of the right digest that the version cannot mean
 
 
 class Piece(NamedTuple):
@@ -91,11 +98,12 @@ class Fetcher:
 
         Raises FetchFailed, Cancelled, or RaftmetaError for a full quota or disk. Can be repeated at any time.
         """
+        self._judge_stored(manifest)
         spans = spans_of(manifest, self._is_needed(elsewhere))
         if not spans:
             return 0
         self._store.reserve(sum(piece.end - piece.begin for span in spans for piece in span.pieces))
-        job = _Job(self._store, self._patience, cancelled)
+        job = _Job(self._store, self._patience, cancelled, _judges(manifest))
         faults: list[str] = []
         lied = False
         for url in manifest.sources:
@@ -111,6 +119,21 @@ class Fetcher:
         detail = "; ".join(faults) or "the manifest names no source"
         raise FetchFailed(INTEGRITY_MISMATCH if lied else SOURCE_UNAVAILABLE, detail)
 
+    def _judge_stored(self, manifest: Manifest) -> None:
+        """Block checks that are here already may have entered for another version, or rotted. Raises FetchFailed; forgets what rotted."""
+        for sha256, judge in _judges(manifest).items():
+            path = self._store.path(sha256)
+            try:
+                if path.exists():
+                    judge(path)
+            except RaftmetaError as cause:
+                if not check_blob(path, sha256):
+                    self._store.discard(sha256)
+                elif cause.code == "integrity":
+                    raise FetchFailed(INTEGRITY_MISMATCH, cause.detail) from cause
+                else:
+                    raise
+
     def _is_needed(self, elsewhere: frozenset[str]) -> Callable[[str, int], bool]:
         return lambda sha256, size: sha256 not in elsewhere and not self._store.has(sha256, size)
 
@@ -118,10 +141,11 @@ class Fetcher:
 class _Job:
     """One fetch: what remains, and how often it failed without progress."""
 
-    def __init__(self, store: Store, patience: Patience, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, patience: Patience, cancelled: Callable[[], bool], judges: Mapping[str, Judge]) -> None:
         self._store = store
         self._patience = patience
         self._cancelled = cancelled
+        self._judges = judges
         self.received = 0
 
     def drain(self, source: Source, spans: Iterable[Span]) -> None:
@@ -173,7 +197,7 @@ class _Job:
             writer.write(data)
             self.received += len(data)
         try:
-            writer.commit()
+            writer.commit(self._judges.get(piece.sha256))
         except BlobMismatch as cause:
             if writer.resumed:  # what an earlier run left may be at fault: the next attempt starts over
                 raise SourceError(f"{file} [{piece.begin}, {piece.end}), resumed: {cause.detail}") from cause
@@ -206,7 +230,7 @@ class _Answer:
 
 
 def spans_of(manifest: Manifest, needed: Callable[[str, int], bool]) -> list[Span]:
-    """The missing blobs of a version as ranges of its files, each blob once, in order of file and place. Pure."""
+    """The missing blobs of a version as ranges of its files, each blob once, in order of file and place, block checks last. Pure."""
     sizes = {file.name: file.size_bytes for file in manifest.files}
     wanted: list[tuple[str, Piece]] = [
         (file.name, Piece(0, file.size_bytes, file.sha256))
@@ -230,4 +254,14 @@ def spans_of(manifest: Manifest, needed: Callable[[str, int], bool]) -> list[Spa
             pieces.append(piece)
         else:
             groups.append((file, [piece]))
-    return [Span(file, sizes[file], tuple(pieces)) for file, pieces in groups]
+    spans = [Span(file, sizes[file], tuple(pieces)) for file, pieces in groups]
+    blocks = block_file.find(manifest)
+    if blocks is not None and needed(blocks.sha256, blocks.size_bytes):
+        spans.append(Span(blocks.name, blocks.size_bytes, (Piece(0, blocks.size_bytes, blocks.sha256),)))
+    return spans
+
+
+def _judges(manifest: Manifest) -> dict[str, Judge]:
+    """SHA-256 -> what has to hold of a blob beside its digest."""
+    blocks = block_file.find(manifest)
+    return {} if blocks is None else {blocks.sha256: lambda path: block_sidecar.judge(path, manifest)}

@@ -108,8 +108,8 @@ def _load(directory: Path) -> Instance:
 
 def _views(directory: Path) -> SlotViews:
     """The directory's tensors in memory of this process, laid out as in a slot."""
-    from consistency.artifact import read_header
     from consistency.artifact_files import WEIGHTS_SUFFIX, list_files, open_inside
+    from consistency.artifact_reader import read_header
     from node_agent import layout as layouts
     from node_agent.binding import SlotViews
     from raftmeta.core.manifest import TensorEntry

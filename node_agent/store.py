@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import SHA256, FileEntry, Manifest, pack, path_fault, unpack
 from raftmeta.durable import OsDisk, read_file, write_file
@@ -239,8 +240,8 @@ class BlobWriter:
                 self.offset += written
                 view = view[written:]
 
-    def commit(self) -> None:
-        """The blob is in the store; or BlobMismatch, and nothing is."""
+    def commit(self, judge: Callable[[Path], None] | None = None) -> None:
+        """The blob is in the store; or BlobMismatch, and nothing is. `judge` may refuse the right digest too (RaftmetaError integrity)."""
         found = self._hash.hexdigest()
         if self.offset != self._size or found != self._sha256:
             self.abandon()
@@ -251,10 +252,21 @@ class BlobWriter:
             if again != self._sha256:
                 self.abandon()
                 raise BlobMismatch("integrity", f"blob {self._sha256}: the disk gave back {again}")
+            if judge is not None:
+                self._ask(judge)
             os.fchmod(self._fd, 0o440)
             self.pause()
             self._final.parent.mkdir(exist_ok=True, mode=0o750)
             self._partial.rename(self._final)
+
+    def _ask(self, judge: Callable[[Path], None]) -> None:
+        try:
+            judge(self._partial)
+        except RaftmetaError as cause:
+            if cause.code != "integrity":
+                raise
+            self.abandon()
+            raise BlobMismatch(cause.code, cause.detail) from cause
 
     def pause(self) -> None:
         """Keep what arrived for a later writer. Does nothing the second time."""
@@ -269,12 +281,15 @@ class BlobWriter:
 
 
 def blobs_of(manifest: Manifest) -> Iterator[tuple[str, int]]:
-    """(sha256, size) of everything a version needs: its tensors, and its files that hold no weights."""
+    """(sha256, size) of everything a version needs: its files that hold no weights, its tensors, and their block checks if published."""
     for file in manifest.files:
         if file.role != "weights":
             yield file.sha256, file.size_bytes
     for tensor in manifest.tensors:
         yield tensor.sha256, tensor.size_bytes
+    blocks = block_file.find(manifest)
+    if blocks is not None:
+        yield blocks.sha256, blocks.size_bytes
 
 
 def check_blob(path: Path, sha256: str) -> bool:

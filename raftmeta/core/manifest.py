@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
-from raftmeta.core import probes
+from raftmeta.core import block_file, probes
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.probes import Probe
 from raftmeta.core.types import VersionSummary
@@ -244,6 +244,7 @@ def _all_faults(manifest: Manifest) -> Iterator[str]:
     yield from _file_faults(manifest)
     yield from _tensor_faults(manifest)
     yield from _overlaps(manifest)
+    yield from block_file.faults(manifest)
     names = {tensor.name for tensor in manifest.tensors}
     yield from _order_faults("unbound", manifest.unbound)
     for name in manifest.unbound:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from consistency.vector import backend, root, tensor_entry
+from consistency import block_sidecar
+from consistency.vector import backend, block_checks, root, tensor_entry
 from node_agent.plan import Target
 from raftmeta.core import manifest as manifests
 from raftmeta.core.manifest import FORMAT, FileEntry, Manifest, TensorEntry
@@ -53,6 +54,15 @@ def make_version(
     assert not manifests.faults(manifest)
     checksum = manifests.checksum(manifests.config_digest(manifest), manifests.weights_digest(manifest))
     return Version(directory, manifest, Target("encoder", label, checksum, manifest.vector_root))
+
+
+def with_blocks(version: Version) -> Version:
+    """The same version with its block checks, in a file beside the weights."""
+    data = (version.directory / "w.safetensors").read_bytes()
+    checks = {item.name: block_checks(data[item.begin : item.end], backend("numpy")) for item in version.manifest.tensors}
+    content = block_sidecar.pack(version.manifest, checks)
+    (version.directory / block_sidecar.entry_of(content).name).write_bytes(content)
+    return version._replace(manifest=block_sidecar.naming(version.manifest, content))
 
 
 def _sha256(data: bytes) -> str:

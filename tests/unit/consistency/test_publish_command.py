@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from raftmeta.cli.main import main
+from raftmeta.core import block_file
 from raftmeta.core.manifest import Manifest, faults, pack, summarize
 from raftmeta.core.module_description import FILE
 from tests.support.described_module import chain
@@ -85,7 +86,9 @@ def test_a_directory_that_describes_its_module_gets_that_engine_and_binds_every_
     manifest = sent(stub)
     assert faults(manifest) == []
     assert (manifest.engine, manifest.unbound) == ("torch_module", ())
-    assert [(file.name, file.role) for file in manifest.files] == [(FILE, "config"), ("w.safetensors", "weights")]
+    blocks = block_file.find(manifest)
+    assert blocks is not None
+    assert [(file.name, file.role) for file in manifest.files if file != blocks] == [(FILE, "config"), ("w.safetensors", "weights")]
 
 
 @pytest.mark.parametrize(
@@ -125,13 +128,39 @@ def test_json_is_one_value_and_nothing_else(stub: StubServer, root: Path, capsys
     assert captured.err == ""
 
 
+def test_block_checks_are_written_beside_the_weights_and_named(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(stub, root, "--all-bound", "--json") == 0
+    file = block_file.find(sent(stub))
+    assert file is not None and (root / file.name).stat().st_size == file.size_bytes
+    seen = json.loads(capsys.readouterr().out)["blocks"]
+    assert seen == {"file": {"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256}, "note": ""}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--no-blocks",), "blocks       none, as asked"),
+        (("--source", "s3://bucket/tiny/"), "blocks       none: the sources may lack it; `raftmeta vector DIR --write-blocks`"),
+    ],
+)
+def test_a_publish_without_block_checks_says_so(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+) -> None:
+    assert run(stub, root, "--all-bound", *words) == 0
+    assert block_file.find(sent(stub)) is None
+    assert told in capsys.readouterr().out
+    assert not list(root.glob("*.wcv"))
+
+
 def test_the_same_bytes_again_are_a_success(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def again(body: Any, query: dict[str, str]) -> Answer:
         return Answer(publishing(body, query).body, 200)
 
     stub.routes["PUT", PATH] = again
     assert run(stub, root) == 0
-    assert "already published with the same bytes as number 4" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "already published with the same bytes as number 4" in told
+    assert "blocks       as they were published first" in told
 
 
 def test_other_bytes_under_the_label_are_refused_by_the_member(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
