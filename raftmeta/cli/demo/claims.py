@@ -65,16 +65,19 @@ def _traffic(report: Report) -> Iterator[tuple[str, bool, str]]:
 
 def _bytes(report: Report) -> Iterator[tuple[str, bool, str]]:
     v2, v3, back = _activation(report, "v2"), _activation(report, "v3"), _activation(report, "v2", "rollback")
-    changed, differing = report.expected.changed_bytes, report.expected.differing_bytes
+    expected = report.expected
+    allowed = {to: size + expected.beside_bytes.get(to, 0) for to, size in expected.changed_bytes.items()}
+    what = "v2 fetched only the tensors that changed, and its block checks; the rest came from the active slot"
     if v2:
-        held = 0 < v2.bytes_fetched == changed.get("v2") and v2.bytes_fetched + v2.bytes_from_active == v2.bytes_total
-        yield "v2 fetched only the tensors that changed; the rest came from the active slot", held, _cost(v2)
+        changed = expected.changed_bytes.get("v2", 0)
+        held = changed > 0 and v2.bytes_fetched == allowed["v2"] and changed + v2.bytes_from_active == v2.bytes_total
+        yield what, held, _cost(v2)
     else:
-        yield "v2 fetched only the tensors that changed; the rest came from the active slot", False, "v2 was not activated"
+        yield what, False, "v2 was not activated"
     if v3:
         written = v3.bytes_read + v3.bytes_from_active
-        held = 0 < written == differing.get("v3") and v3.bytes_kept + written == v3.bytes_total
-        held = held and v3.bytes_fetched == changed.get("v3")
+        held = 0 < written == expected.differing_bytes.get("v3") and v3.bytes_kept + written == v3.bytes_total
+        held = held and v3.bytes_fetched == allowed.get("v3")
         yield "v3 staged only what differs from what its slot held", held, _cost(v3)
     else:
         yield "v3 staged only what differs from what its slot held", False, "v3 was not activated"

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from raftmeta.cli.demo.report import Activation, Latency, Requests
+from raftmeta.core import block_file
 
 COUNTERS = ("bytes_fetched", "bytes_read", "bytes_from_active", "bytes_kept", "bytes_total", "tensors_changed")
 
@@ -82,3 +83,8 @@ def differing_bytes(manifest: Mapping[str, Any], others: Sequence[Mapping[str, A
         for tensor in manifest["tensors"]
         if tensor["name"] not in unbound and all(names.get(tensor["name"]) != tensor["sha256"] for names in known)
     )
+
+
+def block_check_bytes(manifest: Mapping[str, Any]) -> int:
+    """Size of the file of block checks, 0 without one."""
+    return sum(file["size_bytes"] for file in manifest["files"] if block_file.is_name(file["name"]))

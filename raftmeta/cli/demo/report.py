@@ -78,6 +78,7 @@ class Expected(msgspec.Struct, frozen=True):
     changed_bytes: dict[str, int]  # against everything published before it: all that may be fetched
     differing_bytes: dict[str, int]  # against what its slot held before: all that may be written there
     output_distance: float  # smallest distance between the answers of two versions to one probe
+    beside_bytes: dict[str, int]  # of the block checks, which come with a version
 
 
 class Report(msgspec.Struct, frozen=True):

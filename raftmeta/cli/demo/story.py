@@ -299,6 +299,7 @@ class Story:
                 },
                 differing_bytes={to: measure.differing_bytes(manifests[to], [manifests[name]], unbound) for to, name in in_slot.items()},
                 output_distance=float(reference["distance"]),
+                beside_bytes={to: measure.block_check_bytes(manifests[to]) for to in before},
             ),
             seconds=round(seconds, 1),
         )

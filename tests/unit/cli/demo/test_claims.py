@@ -14,8 +14,8 @@ from raftmeta.cli.demo.measure import Sample, Window
 
 CHECK = report.Check("consistent", 1, 1, 4.0, 5.0, 0.0)
 V1 = report.Activation("v1", "activate", 2.0, 30, 100, 100, 0, 0, 100, 10)
-V2 = report.Activation("v2", "activate", 1.0, 31, 20, 20, 80, 0, 100, 3)
-V3 = report.Activation("v3", "activate", 1.0, 32, 10, 10, 10, 80, 100, 2)
+V2 = report.Activation("v2", "activate", 1.0, 31, 23, 20, 80, 0, 100, 3)
+V3 = report.Activation("v3", "activate", 1.0, 32, 13, 10, 10, 80, 100, 2)
 BACK = report.Activation("v2", "rollback", 0.1, 33, 0, 0, 0, 100, 100, 2)
 GOOD = report.Report(
     model="m",
@@ -28,7 +28,7 @@ GOOD = report.Report(
     failover=report.Failover("m-a", "m-b", 900.0, 200, 0),
     consistency=[CHECK, CHECK],
     tried=[report.Tried(label, node, 4, 0.9999) for label in ("v1", "v2", "v3") for node in ("n-a", "n-b")],
-    expected=report.Expected({"v2": 20, "v3": 10}, {"v2": 100, "v3": 20}, 0.03),
+    expected=report.Expected({"v2": 20, "v3": 10}, {"v2": 100, "v3": 20}, 0.03, {"v2": 3, "v3": 3}),
     seconds=60.0,
 )
 
@@ -64,12 +64,13 @@ def test_every_claim_holds_for_a_good_report_and_has_a_figure() -> None:
         changed(requests=report.Requests(1000, 999, 1, 0)),
         changed(requests=report.Requests(1001, 1000, 0, 0)),
         changed(requests=report.Requests(1000, 999, 0, 1)),
-        changed(activate=[V1, replace(V2, bytes_fetched=21), V3, BACK]),
+        changed(activate=[V1, replace(V2, bytes_fetched=24), V3, BACK]),
+        changed(activate=[V1, replace(V2, bytes_fetched=20), V3, BACK]),
         changed(activate=[V1, replace(V2, bytes_from_active=79), V3, BACK]),
         changed(activate=[V1, replace(V2, bytes_fetched=0), V3, BACK]),
         changed(activate=[V1, V3, BACK]),
         changed(activate=[V1, V2, replace(V3, bytes_kept=0, bytes_from_active=90), BACK]),
-        changed(activate=[V1, V2, replace(V3, bytes_fetched=11), BACK]),
+        changed(activate=[V1, V2, replace(V3, bytes_fetched=14), BACK]),
         changed(activate=[V1, V2, BACK]),
         changed(activate=[V1, V2, V3, replace(BACK, bytes_read=1)]),
         changed(activate=[V1, V2, V3, replace(BACK, bytes_from_active=1)]),
@@ -165,3 +166,9 @@ def test_differing_bytes_are_counted_by_name_and_content() -> None:
     assert measure.differing_bytes(v3, [v1]) == 12
     assert measure.differing_bytes(v3, [v1], frozenset({"c"})) == 10
     assert measure.differing_bytes(v3, [v1, v2]) == 12 and measure.differing_bytes(v1, []) == 15
+
+
+def test_block_checks_are_counted_by_the_name_of_their_file() -> None:
+    files = [{"name": "model.safetensors", "size_bytes": 90}, {"name": f"raftmeta-blocks-{'0' * 16}.wcv", "size_bytes": 7}]
+    assert measure.block_check_bytes({"files": files}) == 7
+    assert measure.block_check_bytes({"files": files[:1]}) == 0
