@@ -78,7 +78,7 @@ def read_artifact(
         unbound = tuple(hooks.find_unbound(listing.root, sorted(tensors)))
     _check_still_the_same(listing, root)
     manifest = _assemble(reader.files, tensors, engine, (sources, unbound))
-    blocks = block_sidecar.pack(manifest, reader.checks)
+    blocks = block_sidecar.pack(reader.checks)
     own = block_sidecar.entry_of(blocks).name
     for item in listing.skipped:
         if item.reason == BLOCK_CHECKS and item.name != own:

@@ -22,11 +22,9 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import FileEntry, Manifest, TensorEntry
 
 
-def pack(manifest: Manifest, checks: Mapping[str, Words]) -> bytes:
-    """The file's bytes from the block checks [blocks, 2] of every tensor."""
-    parts = [MAGIC, len(manifest.tensors).to_bytes(8, "little")]
-    parts += [vector.pack_blocks(checks[tensor.name]) for tensor in manifest.tensors]
-    return b"".join(parts)
+def pack(checks: Mapping[str, Words]) -> bytes:
+    """The file's bytes from the block checks [blocks, 2] of every tensor, by name."""
+    return b"".join((MAGIC, len(checks).to_bytes(8, "little"), *(vector.pack_blocks(checks[name]) for name in sorted(checks))))
 
 
 def entry_of(content: bytes) -> FileEntry:

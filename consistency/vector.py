@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -125,6 +125,28 @@ def block_checks(data: Buffer, using: Backend | None = None) -> Words:
     if raw.size % 8:
         _add_tail(out, raw[whole * 8 :].tobytes(), whole % WORDS)
     return out
+
+
+def update_blocks(data: Buffer, checks: Words, numbers: Iterable[int], using: Backend | None = None) -> Words:
+    """The block checks of a tensor of which at most the blocks with these numbers changed since `checks`; the others are not read.
+
+    Its entry is `entry_of` the result. Raises RaftmetaError bad_field for checks of another size or a block that there is not.
+    """
+    raw = _as_bytes(data)
+    count = -(-raw.size // BLOCK_BYTES)
+    if checks.shape != (count, 2):
+        raise RaftmetaError("bad_field", f"{raw.size} bytes have block checks of shape {(count, 2)}, found {checks.shape}")
+    made = checks.copy()
+    for number in numbers:
+        if not 0 <= number < count:
+            raise RaftmetaError("bad_field", f"the tensor has blocks 0..{count - 1}, found {number}")
+        made[number] = block_checks(raw[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES], using)
+    return made
+
+
+def blocks_within(begin: int, end: int) -> range:
+    """Numbers of the blocks that the bytes [begin, end) of a tensor lie in."""
+    return range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)) if begin < end else range(0)
 
 
 def entry_of(dtype: str, shape: tuple[int, ...], size_bytes: int, blocks: Words) -> str:

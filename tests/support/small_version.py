@@ -60,7 +60,7 @@ def with_blocks(version: Version) -> Version:
     """The same version with its block checks, in a file beside the weights."""
     data = (version.directory / "w.safetensors").read_bytes()
     checks = {item.name: block_checks(data[item.begin : item.end], backend("numpy")) for item in version.manifest.tensors}
-    content = block_sidecar.pack(version.manifest, checks)
+    content = block_sidecar.pack(checks)
     (version.directory / block_sidecar.entry_of(content).name).write_bytes(content)
     return version._replace(manifest=block_sidecar.naming(version.manifest, content))
 

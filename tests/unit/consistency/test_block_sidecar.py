@@ -35,7 +35,7 @@ TENSORS: Tensors = {
 def packed(tensors: Tensors) -> tuple[Manifest, bytes]:
     manifest = manifest_of(tensors)
     checks = {name: vector.block_checks(data) for name, (_, _, data) in tensors.items()}
-    return manifest, block_sidecar.pack(manifest, checks)
+    return manifest, block_sidecar.pack(checks)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from consistency import block_sidecar, vector
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import DTYPE_BITS
 from tests.support import wcv_reference
-from tests.support.versions import manifest_of
 
 BACKENDS = ["numpy", "numba", "torch"]
 # lengths around the edges of words, blocks and pairs of blocks
@@ -213,8 +212,7 @@ def test_the_published_page_is_enough_to_implement_it() -> None:
     named = {"x": vector.CHECK_SHORT[1], "é": vector.CHECK_LONG[1]}
     assert theirs["root"](named) == vector.root(named)
     sets = {name: ("U8", (len(data),), data) for name, (data, _) in {"x": vector.CHECK_SHORT, "y": vector.CHECK_LONG}.items()}
-    manifest = manifest_of(sets)
-    ours = block_sidecar.pack(manifest, {name: vector.block_checks(data) for name, (_, _, data) in sets.items()})
+    ours = block_sidecar.pack({name: vector.block_checks(data) for name, (_, _, data) in sets.items()})
     assert theirs["block_file"]({name: data for name, (_, _, data) in sets.items()}) == ours
     assert f"a file of {len(ours)} bytes, SHA-256 `{hashlib.sha256(ours).hexdigest()}`" in page
     assert f"root `{vector.root({})}`" in page and f"root `{vector.root({'x': vector.CHECK_SHORT[1]})}`" in page

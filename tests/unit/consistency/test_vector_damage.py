@@ -75,6 +75,24 @@ def negate(data: Bytes, dtype: str, rng: Rng) -> None:
         cells[:] = (~cells) + cells.dtype.type(1)
 
 
+def conjugate(data: Bytes, dtype: str, rng: Rng) -> None:
+    """The sign of every second number, which in a complex tensor is the imaginary part."""
+    cells = elements(data, dtype)[1::2]
+    cells ^= cells.dtype.type(1 << (8 * cells.dtype.itemsize - 1))
+
+
+def transpose(data: Bytes, dtype: str, rng: Rng) -> None:
+    cells = data.view(f"<u{DTYPE_BITS[dtype] // 8}")
+    cells[:] = cells.reshape(64, -1).T.ravel()
+
+
+def transpose_a_square(data: Bytes, dtype: str, rng: Rng) -> None:
+    cells = data.view(f"<u{DTYPE_BITS[dtype] // 8}")
+    side = int(rng.integers(2, 128))
+    square = cells[: side * side].reshape(side, side)
+    square[:] = square.T.copy()
+
+
 def swap_words(data: Bytes, dtype: str, rng: Rng) -> None:
     cells = words(data)
     one, two = rng.choice(cells.size, 2, replace=False)
@@ -164,6 +182,9 @@ DAMAGES: list[Callable[[Bytes, str, Rng], None]] = [
     flip_two_signs,
     flip_two_signs_at_the_top_of_words,
     negate,
+    conjugate,
+    transpose,
+    transpose_a_square,
     swap_words,
     swap_neighbour_words,
     swap_blocks,
@@ -204,14 +225,15 @@ def test_no_structured_damage_escapes(dtype: str) -> None:
     assert list(escapes(vector.backend(), dtype, DAMAGES, TRIALS)) == []
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F64", "BF16", "I8"])
+@pytest.mark.parametrize("dtype", sorted(DTYPE_BITS))
 def test_no_stuck_bit_line_escapes(dtype: str) -> None:
     assert list(escapes(vector.backend(), dtype, STUCK, 1)) == []
 
 
-def test_equal_shape_tensors_that_change_places_change_the_root() -> None:
-    rng = np.random.default_rng(5)
-    one, two = (vector.tensor_entry(weights("F32", rng), "F32", (SIZE // 4,)).entry for _ in range(2))
+@pytest.mark.parametrize("dtype", sorted(DTYPE_BITS))
+def test_equal_shape_tensors_that_change_places_change_the_root(dtype: str) -> None:
+    rng, shape = np.random.default_rng(5), (SIZE * 8 // DTYPE_BITS[dtype],)
+    one, two = (vector.tensor_entry(weights(dtype, rng), dtype, shape).entry for _ in range(2))
     assert vector.root({"query": one, "key": two}) != vector.root({"query": two, "key": one})
 
 
@@ -219,7 +241,7 @@ def test_equal_shape_tensors_that_change_places_change_the_root() -> None:
 @given(
     position=st.integers(0, SIZE // 8 - 1),
     change=st.integers(1, (1 << 64) - 1),
-    name=st.sampled_from(["numpy", "numba"]),
+    name=st.sampled_from(["numpy", "numba", "torch"]),
 )
 def test_any_change_inside_one_word_is_seen_by_each_lane(position: int, change: int, name: str) -> None:
     healthy = weights("F32", np.random.default_rng(7))
@@ -252,7 +274,7 @@ def without_the_last_block(words: Any, native_keys: Any, swapped_keys: Any, out:
 
 
 PLANTED = {
-    "without_swap": (without_swap, "F64", {"flip_two_signs", "flip_two_signs_at_the_top_of_words", "negate"}),
+    "without_swap": (without_swap, "F64", {"flip_two_signs", "flip_two_signs_at_the_top_of_words", "negate", "conjugate"}),
     "with_one_key": (with_one_key, "F32", {"swap_neighbour_words", "flip_two_signs_at_the_top_of_words"}),
     "without_the_last_block": (without_the_last_block, "F32", {"zero_the_tail"}),
 }
