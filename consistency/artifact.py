@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from consistency import block_sidecar, vector
 from consistency.artifact_files import BLOCK_CHECKS, Listing, Skipped, list_files, refuse, shown
@@ -24,6 +24,18 @@ from raftmeta.core.manifest import FORMAT, FileEntry, Manifest, TensorEntry, fau
 _NEEDED_FILES = {"hf": "config.json", "torch_module": module_description.FILE}  # engine -> a file without which it cannot bind
 
 FindUnbound = Callable[[Path, Sequence[str]], Iterable[str]]  # root, tensor names -> those that no module takes
+
+
+class Named(Protocol):
+    """A tensor in a file."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> str: ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
 
 
 def _ignore(_: object) -> None: ...
@@ -68,7 +80,7 @@ def read_artifact(
     with Reader(listing, hooks.progress) as reader:
         for file in listing.files:
             reader.read(file)
-    tensors = _merge(reader.tensors)
+    tensors = merge(reader.tensors)
     for name, content in reader.indexes.items():
         _check_index(name, content, tensors)
     if engine == "torch_module":
@@ -130,8 +142,9 @@ def _assemble(
     return manifest
 
 
-def _merge(tensors: Iterable[TensorEntry]) -> dict[str, TensorEntry]:
-    merged: dict[str, TensorEntry] = {}
+def merge(tensors: Iterable[NamedT]) -> dict[str, NamedT]:
+    """By name. Raises RaftmetaError bad_manifest for a tensor that stands in two files."""
+    merged: dict[str, NamedT] = {}
     for tensor in tensors:
         first = merged.setdefault(tensor.name, tensor)
         if first is not tensor:

@@ -96,6 +96,16 @@ def list_files(root: Path, max_files: int = MAX_FILES) -> Listing:
     return Listing(resolved, tuple(files), tuple(skipped))
 
 
+def list_file(path: Path) -> Listing:
+    """One file on its own. Raises RaftmetaError bad_field when nothing is there, bad_manifest for what is no regular file."""
+    try:
+        resolved = path.resolve(strict=True)
+        found = _regular(resolved, resolved.name)
+    except (OSError, RuntimeError) as cause:  # RuntimeError: a loop of links
+        raise RaftmetaError("bad_field", f"{path} cannot be read: {getattr(cause, 'strerror', '') or cause}") from cause
+    return Listing(resolved.parent, (found,), ())
+
+
 def shown(names: Sequence[str], skipped: Sequence[Skipped] = ()) -> str:
     """What a directory holds, in a few words."""
     named = [_printable(name) for name in names] + [f"{item.name} ({item.reason})" for item in skipped]

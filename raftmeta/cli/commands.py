@@ -156,6 +156,12 @@ COMMANDS: dict[str, CommandInfo] = {
         "raftmeta live search --for 60",
         LOOK,
     ),
+    "vector": CommandInfo(
+        "consistency.vector_command:main",
+        "Print the vector of weights on disk: an entry for each tensor, and the root",
+        "raftmeta vector ./minilm-v2 --threads 2",
+        LOOK,
+    ),
     "cluster status": CommandInfo(
         "raftmeta.cli.cluster:status",
         "Show members, leader and how far each has come",

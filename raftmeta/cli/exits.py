@@ -36,6 +36,14 @@ class Unfinished(RaftmetaError):
         self.next_step = next_step
 
 
+class Unusable(RaftmetaError):
+    """What the command line names cannot be taken, for the reason `cause`; the exit code is that of a wrong command line."""
+
+    def __init__(self, cause: RaftmetaError, next_step: str) -> None:
+        super().__init__(cause.code, cause.detail, **cause.params)
+        self.next_step = next_step
+
+
 class UsageFault(Exception):
     """The command line is wrong; says what was found and what helps."""
 
@@ -84,12 +92,12 @@ _USAGE = frozenset({"bad_field", "bad_name", "bad_request", *_UNKNOWN})
 
 def hint(error: RaftmetaError) -> str:
     """What to do next."""
-    if isinstance(error, Unfinished):
+    if isinstance(error, Unfinished | Unusable):
         return error.next_step
     return _HINTS.get(error.code, _BY_CLASS[error.info.error_class])
 
 
 def exit_code(error: RaftmetaError) -> Exit:
-    if error.code in _USAGE:
+    if isinstance(error, Unusable) or error.code in _USAGE:
         return Exit.USAGE
     return Exit.UNAVAILABLE if error.info.error_class is ErrorClass.UNAVAILABLE else Exit.NO
