@@ -12,7 +12,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 UNITS = ("1/s", "s", "ms", "us", "GB/s", "MB", "bytes")
@@ -74,6 +74,19 @@ def paired(ours: Callable[[], float], peer: Callable[[], float], runs: int) -> P
         for side, sample in order:
             samples[side].append(sample())
     return Paired(statistics.median(samples[0]), statistics.median(samples[1]))
+
+
+def interleaved(samples: Mapping[str, Callable[[], float]], runs: int) -> dict[str, float]:
+    """Medians of `runs` samples of each after one warm-up of all; every round begins with the next of them."""
+    names = list(samples)
+    for name in names:
+        samples[name]()
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(runs):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            taken[name].append(samples[name]())
+    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

@@ -36,8 +36,8 @@ def place(directory: Path, artifact: Artifact, wanted: bool | None) -> Placed:
     if wanted is False:
         return Placed(manifest, None, "none, as asked")
     file = block_sidecar.entry_of(artifact.blocks)
-    is_source = [_is_directory(source, directory) for source in manifest.sources]
-    if wanted is None and not any(is_source) and not _is_there(directory / file.name, artifact.blocks):
+    is_source = any(_is_directory(source, directory) for source in manifest.sources)
+    if wanted is None and not is_source and not _is_there(directory / file.name, artifact.blocks):
         return Placed(manifest, None, "none: the sources may lack it; `raftmeta vector DIR --write-blocks` before DIR is copied there")
     try:
         write(directory, artifact.blocks)
@@ -45,7 +45,7 @@ def place(directory: Path, artifact: Artifact, wanted: bool | None) -> Placed:
         if wanted or cause.code != "bad_field":
             raise
         return Placed(manifest, None, f"none: {cause.detail}")
-    return Placed(block_sidecar.naming(manifest, artifact.blocks), file, "" if all(is_source) else "each source needs it, too")
+    return Placed(block_sidecar.naming(manifest, artifact.blocks), file, "copies of DIR need it, too")
 
 
 def write(directory: Path, content: bytes) -> FileEntry:

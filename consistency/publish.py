@@ -193,7 +193,7 @@ def _told(options: PublishOptions, result: dict[str, Any], manifest: Manifest) -
     what = "published" if result["created"] else "already published with the same bytes"
     unbound = ", ".join(output.printable(name) for name in result["unbound"]) or "none"
     file, note = result["blocks"]["file"], output.printable(result["blocks"]["note"])
-    blocks = f"{file['name']}, {output.size(file['size_bytes'])}{note and ': ' + note}" if file else note
+    blocks = f"{file['name']}, {output.size(file['size_bytes'])}; {note}" if file else note
     lines = [
         f"{options.model}/{options.label} {what} as number {result['number']}",
         f"checksum     {result['checksum']}",

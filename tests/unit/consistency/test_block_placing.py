@@ -35,7 +35,7 @@ def written(root: Path) -> list[str]:
 def test_the_file_lies_in_a_directory_that_is_a_source_and_is_named(root: Path) -> None:
     artifact = read(root)
     placed = block_placing.place(root, artifact, None)
-    assert placed.file is not None and placed.note == ""
+    assert placed.file is not None
     assert written(root) == [placed.file.name]
     assert (root / placed.file.name).read_bytes() == artifact.blocks
     assert block_file.find(placed.manifest) == placed.file
@@ -94,9 +94,9 @@ def test_a_damaged_file_in_the_directory_does_not_count_as_copied(root: Path) ->
     assert block_placing.place(root, artifact, None).file is None
 
 
-def test_a_second_source_is_told_that_it_needs_the_file(root: Path) -> None:
+def test_one_source_among_others_is_enough_and_the_publisher_is_told_what_they_need(root: Path) -> None:
     placed = block_placing.place(root, read(root, ELSEWHERE, root.as_uri() + "/"), None)
-    assert placed.file is not None and placed.note == "each source needs it, too"
+    assert placed.file is not None and placed.note == "copies of DIR need it, too"
 
 
 def test_it_can_be_insisted_on_and_refused(root: Path) -> None:

@@ -12,12 +12,15 @@ import httpx
 import msgspec
 import pytest
 
+from consistency import block_sidecar
 from node_agent.fetch import BlobsRotten, Cancelled, Fetcher, FetchFailed, Patience
+from node_agent.prepared import Prepared
 from node_agent.provide import StoreProvider
 from node_agent.sources import opener
 from node_agent.store import Store, blobs_of, check_blob
+from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
-from tests.support.small_version import Version, make_version
+from tests.support.small_version import Version, make_version, with_blocks
 from tests.unit.node_agent.test_sources import no_bucket
 
 TENSORS = {"a": b"a" * 5000, "b": b"b" * 300}
@@ -68,6 +71,41 @@ def test_a_fetched_version_is_whole_and_can_be_opened(tmp_path: Path, version: V
         assert (scene.store.version_dir(version.target.checksum) / "config.json").is_file()
         assert await scene.fetch(version) == 0
         assert scene.plane.asked == 1, "a manifest that is here is not asked for again"
+
+    run(work)
+
+
+def test_block_checks_come_with_the_version_from_where_its_weights_are(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        with_checks = with_blocks(version)
+        scene = Scene(tmp_path, with_checks)
+        prepared = Prepared(scene.store, frozenset)
+        assert not prepared.covers(version.target)
+        await scene.fetch(with_checks)
+        file = block_file.find(with_checks.manifest)
+        assert file is not None
+        checks = block_sidecar.read(scene.store.path(file.sha256), with_checks.manifest)
+        assert {name: checks[name].shape for name in checks} == {"a": (1, 2), "b": (1, 2)}
+        assert prepared.covers(version.target)
+        scene.store.discard(file.sha256)
+        prepared.forget()
+        assert not prepared.covers(version.target), "what is missing is fetched before the version counts as here"
+        assert await scene.fetch(with_checks) == file.size_bytes
+
+    run(work)
+
+
+def test_a_label_with_block_checks_and_one_without_share_a_checksum(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        other = with_blocks(version)
+        named = other._replace(target=other.target._replace(label="2.0.0"))
+        scene = Scene(tmp_path, version, named)
+        await scene.fetch(version)
+        file = block_file.find(named.manifest)
+        assert file is not None
+        assert await scene.fetch(named) == file.size_bytes
+        assert await scene.fetch(version) == 0
+        assert scene.store.manifest(version.target.checksum) == version.manifest
 
     run(work)
 
