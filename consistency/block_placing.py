@@ -1,9 +1,9 @@
 """Puts the file of block checks where the sources of a version serve it: into the directory that is published.
 
-A manifest may name the file only if agents will find it, and the publisher sees no source but the directory. So it is named where the
-directory is a source itself, and written there; where other places alone are sources, only if it lay in the directory before, for then a
-copy that was made of the directory has it too. A directory that cannot be written is published without it. What was asked for is done or
-refused.
+A manifest should name the file only if agents find it, for to make it themselves they read all weights once more; and the publisher sees no
+source but the directory. So it is named where the directory is a source itself, and written there; where other places alone are sources,
+only if it lay in the directory before, for then a copy that was made of the directory has it too. A directory that cannot be written is
+published without it. What was asked for is done or refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def place(directory: Path, artifact: Artifact, wanted: bool | None) -> Placed:
         if wanted or cause.code != "bad_field":
             raise
         return Placed(manifest, None, f"none: {cause.detail}")
-    return Placed(block_sidecar.naming(manifest, artifact.blocks), file, "copies of DIR need it, too")
+    return Placed(block_sidecar.naming(manifest, artifact.blocks), file, "copies of DIR should have it, too")
 
 
 def write(directory: Path, content: bytes) -> FileEntry:

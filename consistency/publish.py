@@ -68,7 +68,7 @@ class PublishOptions(MemberOptions):
     ] = None
     blocks: Annotated[
         bool | None,
-        typer.Option("--blocks/--no-blocks", help="Publish block checks in a file beside the weights; else if the sources will hold it."),
+        typer.Option("--blocks/--no-blocks", help="Publish block checks, a file beside the weights. Default: if the sources will have it."),
     ] = None
     engine: Annotated[
         str | None,

@@ -3,8 +3,8 @@
 Only what is missing moves: neighbouring tensors of a file become one range, a cut connection goes on where it stopped, bytes are hashed as
 they arrive. A source that returns other bytes than the manifest says, or a file of another size, is marked and the next is tried. When none
 is left the version ends as `integrity_mismatch` if any source lied, else as `source_unavailable`. The file of block checks comes last and
-enters the store only if they hash to the manifest's entries. Sources of scheme file must lie, after every link, below an allowed root;
-nothing else on this machine can be read through a manifest.
+enters the store only if they hash to the manifest's entries; where no source has it, it is made of the weights. Sources of scheme file must
+lie, after every link, below an allowed root; nothing else on this machine can be read through a manifest.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from consistency import block_sidecar
+from node_agent.block_checks import remake
+from node_agent.runtime import log
 from node_agent.store import BlobMismatch, BlobWriter, Store, check_blob
 from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
@@ -104,13 +106,22 @@ class Fetcher:
             return 0
         self._store.reserve(sum(piece.end - piece.begin for span in spans for piece in span.pieces))
         job = _Job(self._store, self._patience, cancelled, _judges(manifest))
+        try:
+            self._drain_sources(manifest.sources, job, spans)
+        except FetchFailed as failure:
+            if failure.code != SOURCE_UNAVAILABLE or not self._make_block_checks(manifest, elsewhere, cancelled):
+                raise
+            log.warning("block_checks_made_here", reason=failure.detail)
+        return job.received
+
+    def _drain_sources(self, urls: Iterable[str], job: _Job, spans: list[Span]) -> None:
         faults: list[str] = []
         lied = False
-        for url in manifest.sources:
+        for url in urls:
             try:
                 source = self._open_source(url)
                 job.drain(source, spans)
-                return job.received
+                return
             except SourceLied as fault:
                 lied = True
                 faults.append(f"{url}: {fault}")
@@ -118,6 +129,29 @@ class Fetcher:
                 faults.append(f"{url}: {fault}")
         detail = "; ".join(faults) or "the manifest names no source"
         raise FetchFailed(INTEGRITY_MISMATCH if lied else SOURCE_UNAVAILABLE, detail)
+
+    def _make_block_checks(self, manifest: Manifest, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> bool:
+        """Where nothing else is missing they can follow from the weights in the store. False if not; raises as `fetch` does."""
+        blocks = block_file.find(manifest)
+        left = spans_of(manifest, self._is_needed(elsewhere))
+        if blocks is None or [span.file for span in left] != [blocks.name]:
+            return False
+        content = remake(self._store, manifest, cancelled)
+        if cancelled():
+            raise Cancelled
+        if content is None:
+            return False
+        made = block_sidecar.entry_of(content)
+        if made != blocks:
+            raise FetchFailed(INTEGRITY_MISMATCH, f"{blocks.name} has the digest {blocks.sha256}, that of these weights has {made.sha256}")
+        self._store.writer(blocks.sha256, blocks.size_bytes).abandon()  # what a source left that broke off
+        writer = self._store.writer(blocks.sha256, blocks.size_bytes)
+        try:
+            writer.write(content)
+            writer.commit()
+        finally:
+            writer.pause()
+        return True
 
     def _judge_stored(self, manifest: Manifest) -> None:
         """Block checks that are here already may have entered for another version, or rotted. Raises FetchFailed; forgets what rotted."""

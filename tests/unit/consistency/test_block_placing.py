@@ -96,7 +96,7 @@ def test_a_damaged_file_in_the_directory_does_not_count_as_copied(root: Path) ->
 
 def test_one_source_among_others_is_enough_and_the_publisher_is_told_what_they_need(root: Path) -> None:
     placed = block_placing.place(root, read(root, ELSEWHERE, root.as_uri() + "/"), None)
-    assert placed.file is not None and placed.note == "copies of DIR need it, too"
+    assert placed.file is not None and placed.note == "copies of DIR should have it, too"
 
 
 def test_it_can_be_insisted_on_and_refused(root: Path) -> None:

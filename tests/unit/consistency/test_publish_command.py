@@ -133,7 +133,10 @@ def test_block_checks_are_written_beside_the_weights_and_named(stub: StubServer,
     file = block_file.find(sent(stub))
     assert file is not None and (root / file.name).stat().st_size == file.size_bytes
     seen = json.loads(capsys.readouterr().out)["blocks"]
-    assert seen == {"file": {"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256}, "note": "copies of DIR need it, too"}
+    assert seen == {
+        "file": {"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256},
+        "note": "copies of DIR should have it, too",
+    }
 
 
 @pytest.mark.parametrize(
