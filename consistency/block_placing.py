@@ -59,6 +59,7 @@ def write(directory: Path, content: bytes) -> FileEntry:
     try:
         if _is_there(final, content):
             return entry
+        building.unlink(missing_ok=True)  # of a process of this number that died
         try:
             _write_whole(building, content)
             building.rename(final)

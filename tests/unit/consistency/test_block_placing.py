@@ -10,7 +10,7 @@ import pytest
 
 from consistency import block_placing, block_sidecar
 from consistency.artifact import Artifact, Hooks, read_artifact
-from consistency.artifact_files import Skipped
+from consistency.artifact_files import Skipped, Stamp
 from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import faults, pack
@@ -52,10 +52,10 @@ def test_whoever_may_read_the_weights_may_read_the_file(root: Path) -> None:
 def test_publishing_again_gives_the_same_manifest_and_leaves_the_file_alone(root: Path) -> None:
     first = block_placing.place(root, read(root), None)
     assert first.file is not None
-    before = (root / first.file.name).stat()
+    before = Stamp.of((root / first.file.name).stat())
     again = block_placing.place(root, read(root), None)
     assert pack(again.manifest) == pack(first.manifest)
-    assert (root / first.file.name).stat() == before
+    assert Stamp.of((root / first.file.name).stat()) == before
 
 
 def test_a_file_with_other_bytes_under_its_name_is_replaced(root: Path) -> None:
@@ -64,6 +64,14 @@ def test_a_file_with_other_bytes_under_its_name_is_replaced(root: Path) -> None:
     path.write_bytes(b"cut")
     block_placing.place(root, artifact, None)
     assert path.read_bytes() == artifact.blocks
+
+
+def test_what_a_publisher_left_that_died_is_in_nobodys_way(root: Path) -> None:
+    artifact = read(root)
+    name = block_sidecar.entry_of(artifact.blocks).name
+    (root / f".{name}.{os.getpid()}.new").write_bytes(b"half")
+    block_placing.write(root, artifact.blocks)
+    assert written(root) == [name]
 
 
 def test_the_file_of_other_weights_is_left_out_and_told_and_the_own_one_is_not(root: Path) -> None:

@@ -79,6 +79,20 @@ def test_every_tensor_reads_back_in_any_order(path: Path, manifest: Manifest) ->
             checks["no such tensor"]
 
 
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.dictionaries(st.text("ab\u00e9\uff5e\U0001f600.", min_size=1, max_size=4), st.integers(0, 3 * 65_536 + 9), max_size=6))
+def test_any_set_of_tensors_reads_back(sizes: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> None:
+    tensors = {name: ("U8", (size,), noise(size, number)) for number, (name, size) in enumerate(sizes.items())}
+    manifest, content = packed(tensors)
+    assert manifests.faults(block_sidecar.naming(manifest, content)) == []
+    path = tmp_path_factory.mktemp("any") / "blocks"
+    path.write_bytes(content)
+    with block_sidecar.read(path, manifest) as checks:
+        assert {name: checks[name].tolist() for name in checks} == {
+            name: vector.block_checks(data).tolist() for name, (_, _, data) in tensors.items()
+        }
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_flipped_bit_is_believed(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
