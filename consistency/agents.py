@@ -10,73 +10,30 @@ import asyncio
 import base64
 import binascii
 import ipaddress
+import math
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, TypeVar
 from urllib.parse import quote
 
 import httpx
 import msgspec
-from msgspec import Meta
 
 from consistency import vector
-from consistency.findings import NodeVector
+from consistency.agent_answers import AgentFault, BlocksAnswer, DigestsAnswer, Problem, VectorAnswer, VectorsAnswer, believed, decode
+from consistency.findings import DigestPage, NodeVector
 from consistency.vector import Words
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import MAX_TENSORS
-
-T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 << 20  # entries of 200,000 tensors take about 30 MB of JSON
 MAX_PROBLEM_BYTES = 64 << 10
-FROM_MEMORY = "memory"
-
-_Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]  # empty: none
-_Entry = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-_Text = Annotated[str, Meta(max_length=256)]
-
-
-class AgentFault(Exception):
-    """Why a node could not be looked at."""
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code  # unreachable | timed_out | attested | insecure_url | bad_answer | untrusted | refused | one of errors.CODES
-        self.detail = detail
-
-
-class _VectorAnswer(msgspec.Struct, frozen=True):
-    """The agent's JSON; unknown fields are left alone."""
-
-    node: _Text
-    boot_id: _Text
-    deployment: _Text
-    model: _Text
-    version: _Text
-    checksum: _Digest
-    slot: Annotated[int, Meta(ge=-1)] | _Text
-    epoch: int
-    vector_root: _Digest
-    config_digest: _Digest
-    computed_at_ms: int
-    lag_ms: float
-    active_models: int
-    switching: bool
-    entries: Annotated[dict[str, _Entry], Meta(max_length=MAX_TENSORS)] | None = None
-    vector_from: _Text = FROM_MEMORY  # a node of an earlier build, which knows no other kind, does not say it
-
-
-class _BlocksAnswer(msgspec.Struct, frozen=True):
-    tensor: str
-    blocks: str
-
-
-class _Problem(msgspec.Struct, frozen=True):
-    code: Annotated[str, Meta(pattern=r"^[a-z_]{1,64}\Z")]
-    detail: str = ""
+MAX_NAMES_CHARS = 16 << 10  # of one address; a node takes a head of 64 KiB
+MAX_WAIT_S = 3_600  # that a node can be told
+SLACK_MS = 1_000  # by which the clocks of two machines may measure the same time differently
+NO_ROUTE = "not_found"  # what a node of an earlier build says to the question for all its deployments
 
 
 @dataclass(frozen=True)
@@ -108,19 +65,60 @@ class HttpAgents:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._http.aclose()
 
+    async def vectors(self, url: str, deployments: Sequence[str], max_age_ms: int | None = None) -> dict[str, NodeVector | AgentFault]:
+        """Of each of these what the node holds, or why that was not told. Raises AgentFault when nothing was.
+
+        One question, or few when the names do not fit into one. A node of an earlier build is asked for one deployment after the other.
+        """
+        found: dict[str, NodeVector | AgentFault] = {}
+        for names in _batches(deployments):
+            try:
+                found |= await self._some(url, names, max_age_ms)
+            except AgentFault as fault:
+                if fault.code == NO_ROUTE:
+                    return await self._one_by_one(url, deployments)
+                if not found:
+                    raise
+                found |= dict.fromkeys(names, fault)
+        return found
+
+    async def _some(self, url: str, names: Sequence[str], max_age_ms: int | None) -> dict[str, NodeVector | AgentFault]:
+        params = {"deployments": ",".join(names), "wait_s": self._wait_s()}
+        if max_age_ms is not None:
+            params["max_age_ms"] = str(max_age_ms)
+        body, limit_ms = await self._get(url, "", params)
+        seen = decode(body, VectorsAnswer)
+        return {name: believed(seen, name, max(limit_ms, max_age_ms or 0)) for name in names}
+
+    async def _one_by_one(self, url: str, deployments: Sequence[str]) -> dict[str, NodeVector | AgentFault]:
+        found: dict[str, NodeVector | AgentFault] = {}
+        for name in deployments:
+            try:
+                found[name] = await self.vector(url, name, entries=False)
+            except AgentFault as fault:
+                found[name] = fault
+                if fault.code in ("unreachable", "timed_out"):  # so it will be for the others
+                    return dict.fromkeys(deployments, fault) | found
+        return found
+
     async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector:
         """The vector of the slot that serves now, with the entry of every tensor if asked."""
-        body = await self._get(url, deployment, {"entries": "1" if entries else "0"})
-        seen = _decode(body, _VectorAnswer)
-        if seen.vector_from != FROM_MEMORY:
-            raise AgentFault("attested", f"the vector is the word of the {seen.vector_from}, not computed from the memory that serves")
+        body, limit_ms = await self._get(url, deployment, {"entries": "1" if entries else "0"})
+        seen = decode(body, VectorAnswer)
         if entries and seen.entries is None:
             raise AgentFault("bad_answer", "the node left out the entries it was asked for")
-        return msgspec.convert(seen, NodeVector, from_attributes=True)
+        return seen.believed(limit_ms)
+
+    async def digests(self, url: str, deployment: str, after: str) -> DigestPage:
+        """SHA-256 of the tensors behind this name, as many as the node gives at once."""
+        params = {"sha256": "1", "wait_s": self._wait_s()} | ({"after": after} if after else {})
+        body, _ = await self._get(url, deployment, params)
+        return msgspec.convert(decode(body, DigestsAnswer), DigestPage, from_attributes=True)
 
     async def blocks(self, url: str, deployment: str, tensor: str) -> Words:
         """The block checks of one tensor."""
-        seen = _decode(await self._get(url, deployment, {"blocks": tensor}), _BlocksAnswer)
+        body, _ = await self._get(url, deployment, {"blocks": tensor})
+        seen = decode(body, BlocksAnswer)
         if seen.tensor != tensor:
             raise AgentFault("bad_answer", f"asked for the blocks of {tensor!r}, got those of {seen.tensor!r}")
         try:
@@ -128,12 +126,19 @@ class HttpAgents:
         except (binascii.Error, RaftmetaError) as cause:
             raise AgentFault("bad_answer", f"the blocks of {tensor!r} cannot be read: {cause}") from cause
 
-    async def _get(self, url: str, deployment: str, params: Mapping[str, str]) -> bytes:
+    def _wait_s(self) -> str:
+        return str(min(MAX_WAIT_S, math.ceil(self._options.timeout_s)))
+
+    async def _get(self, url: str, deployment: str, params: Mapping[str, str]) -> tuple[bytes, int]:
+        """The answer, and how many ms old a reading can be that was made for it. "" as the deployment: all of the node."""
         address = _checked(url, self._options.token)
+        path = f"/{quote(deployment, safe='')}" if deployment else ""
         async with self._turn:
+            began = time.monotonic()
             try:
                 async with asyncio.timeout(self._options.timeout_s):
-                    return await self._send(f"{address}/raftmeta/v1/vector/{quote(deployment, safe='')}", params)
+                    body = await self._send(f"{address}/raftmeta/v1/vector{path}", params)
+                    return body, math.ceil((time.monotonic() - began) * 1000) + SLACK_MS
             except TimeoutError as cause:
                 raise AgentFault("timed_out", f"{address} did not answer within {self._options.timeout_s:g} s") from cause
             except (httpx.HTTPError, ValueError) as cause:  # ValueError: a host name that cannot be encoded
@@ -160,16 +165,22 @@ async def _read(response: httpx.Response, limit: int) -> bytes:
     return bytes(parts)
 
 
-def _decode(body: bytes, shape: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=shape)
-    except msgspec.MsgspecError as cause:
-        raise AgentFault("bad_answer", f"the answer cannot be read: {cause}") from cause
+def _batches(names: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for name in names:
+        if batch and size + len(name) + 1 > MAX_NAMES_CHARS:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += len(name) + 1
+    if batch:
+        yield batch
 
 
 def _refusal(status: int, body: bytes) -> AgentFault:
     try:
-        problem = msgspec.json.decode(body, type=_Problem)
+        problem = msgspec.json.decode(body, type=Problem)
     except msgspec.MsgspecError:
         return AgentFault("refused", f"the node answered with status {status}")
     return AgentFault(problem.code, f"the node answered with status {status}: {problem.detail[:500]}")

@@ -42,7 +42,7 @@ class _Seen(NamedTuple):
     epoch: int
     root: str
     vector_from: VectorFrom
-    age_ms: int  # since the reading began
+    began_ns: int  # of the reading, by our clock
     reading: Reading | None  # None: an earlier one, of which the root alone is known
 
 
@@ -64,7 +64,7 @@ class VectorAnswers:
                 return await self._digests(call)
 
     async def _all(self, call: GetVectors) -> Reply:
-        vectors: dict[str, Any] = {}
+        looks: list[tuple[str, Tender, _Seen]] = []
         faults: dict[str, Any] = {}
         for name in call.deployments or sorted(self._deployments.tenders):
             tender = self._deployments.tenders.get(name)
@@ -76,7 +76,8 @@ class VectorAnswers:
                 if seen is None:
                     faults[name] = {"code": "starting", "detail": f"{name}: no verified version serves right now"}
                 else:
-                    vectors[name] = self._vector(tender, seen)
+                    looks.append((name, tender, seen))
+                    self._config_digest(seen.record.checksum)
             except STEP_FAULTS as cause:
                 faults[name] = {"code": "unreadable", "detail": f"{name}: {type(cause).__name__}: {cause}"[:1000]}
         body = {
@@ -84,7 +85,7 @@ class VectorAnswers:
             "zone": self._facts.zone,
             "boot_id": self._facts.boot_id,
             "active_models": self._active_models(),
-            "vectors": vectors,
+            "vectors": {name: self._vector(tender, seen) for name, tender, seen in looks},  # with their ages as they are now
             "faults": faults,
         }
         return Json(call.number, msgspec.json.encode(body))
@@ -136,16 +137,17 @@ class VectorAnswers:
         if max_age_ms is not None:
             proven = tender.serving.proven()
             if proven is not None and proven.age_ms <= max_age_ms:
-                return _Seen(proven.record, proven.slot, proven.epoch, proven.root, VectorFrom.MEMORY, proven.age_ms, None)
+                began_ns = self._clock_ns() - proven.age_ms * 1_000_000
+                return _Seen(proven.record, proven.slot, proven.epoch, proven.root, VectorFrom.MEMORY, began_ns, None)
         began_ns = self._clock_ns()
         reading = tender.serving.vector()
         if reading is None:
             return None
-        age_ms = -(-(self._clock_ns() - began_ns) // 1_000_000)
-        return _Seen(reading.record, reading.slot, reading.epoch, reading.root, reading.vector_from, age_ms, reading)
+        return _Seen(reading.record, reading.slot, reading.epoch, reading.root, reading.vector_from, began_ns, reading)
 
     def _vector(self, tender: Tender, seen: _Seen) -> dict[str, Any]:
         record = tender.remembered.record
+        age_ms = -(-(self._clock_ns() - seen.began_ns) // 1_000_000)
         return {
             "model": record.model,
             "version": seen.record.version,
@@ -155,8 +157,8 @@ class VectorAnswers:
             "vector_root": seen.root,
             "vector_from": seen.vector_from.value,
             "config_digest": self._config_digest(seen.record.checksum),
-            "computed_at_ms": time.time_ns() // 1_000_000 - seen.age_ms,
-            "age_ms": seen.age_ms,
+            "computed_at_ms": time.time_ns() // 1_000_000 - age_ms,
+            "age_ms": age_ms,
             "lag_ms": record.lag_ms,
             "switching": not tender.look().ready,
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from consistency.agents import AgentFault
+from consistency.agent_answers import AgentFault
 from raftmeta.cli.main import main
 from tests.support.fake_fleet import DEPLOYMENT, FakeFleet, routes, vector_route
 from tests.support.stub_http import StubServer, always, problem, stub_server
@@ -47,7 +47,7 @@ def test_a_difference_exits_1_with_one_json_value(stub: StubServer, fleet: FakeF
     captured = capsys.readouterr()
     seen = json.loads(captured.out)
     assert (seen["verdict"], seen["exit"], seen["not_recorded"]) == ("diverged", 1, [])
-    (finding,) = seen["deployments"][0]["findings"]
+    _, finding = seen["deployments"][0]["findings"]  # after the one about the sides
     assert (finding["node"], finding["tensor"], finding["block"]) == ("b1", "embed.weight", 3)
     assert captured.err == ""
     assert fleet.recorded[0][1] == "diverged"
