@@ -216,11 +216,29 @@ class FakeAgents:
         return self.fleet.nodes_by_name[url.removeprefix("http://")]
 
 
+def vectors_route(node: FakeNode) -> Route:
+    """The node's answer for all its deployments; nodes of earlier builds have none."""
+
+    def answer(body: Any, query: dict[str, str]) -> Answer:
+        names = query["deployments"].split(",")
+        try:
+            whole = dict(msgspec.to_builtins(node.vector(entries=False)))
+        except AgentFault as fault:
+            return problem(fault.code, fault.detail)
+        shared = {name: whole.pop(name) for name in ("node", "boot_id", "active_models")}
+        vectors = dict.fromkeys(names, whole | {"vector_from": "memory"})
+        return Answer({**shared, "vectors": vectors, "faults": {}})
+
+    return answer
+
+
 def vector_route(node: FakeNode) -> Route:
-    """The node's part of the agent's HTTP interface."""
+    """The node's answers for one deployment."""
 
     def answer(body: Any, query: dict[str, str]) -> Answer:
         try:
+            if "sha256" in query:
+                return Answer(msgspec.to_builtins(node.digests(query.get("after", ""))))
             if "blocks" in query:
                 packed = base64.b64encode(vector.pack_blocks(node.blocks(query["blocks"]))).decode()
                 return Answer({"tensor": query["blocks"], "blocks": packed})
