@@ -174,8 +174,10 @@ def test_a_node_that_leaves_digests_out_or_goes_in_circles_is_not_believed(fleet
     assert (made.verdict, codes(made)) == ("incomplete", ["bad_answer"])
     assert "left out the digests of 2 tensors, 'layer.0.weight' for one" in made.reasons[0].detail
     node.digests = lambda after: full("")  # type: ignore[method-assign]
-    made = check(fleet, Limits(deep=True))
+    agents = FakeAgents(fleet)
+    (made,) = asyncio.run(Checker(fleet, agents, Limits(deep=True)).check([]))
     assert (made.verdict, codes(made)) == ("incomplete", ["bad_answer"])
+    assert len([asked for asked in agents.asked if asked[0] == "b1"]) == 3, "it is not asked until the end of days"
 
 
 def test_a_node_that_restarts_while_its_digests_are_read_is_not_judged(fleet: FakeFleet) -> None:
