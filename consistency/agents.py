@@ -31,6 +31,7 @@ from raftmeta.core.errors import RaftmetaError
 MAX_ANSWER_BYTES = 64 << 20  # entries of 200,000 tensors take about 30 MB of JSON
 MAX_PROBLEM_BYTES = 64 << 10
 MAX_NAMES_CHARS = 16 << 10  # of one address; a node takes a head of 64 KiB
+MAX_KEPT = 4  # connections that wait for another question: most nodes get none, and the library looks at all of them each time
 MAX_WAIT_S = 3_600  # that a node can be told
 SLACK_MS = 1_000  # by which the clocks of two machines may measure the same time differently
 NO_ROUTE = "not_found"  # what a node of an earlier build says to the question for all its deployments
@@ -56,6 +57,7 @@ class HttpAgents:
             trust_env=False,  # nodes are reached directly; a proxy variable must not divert tokens
             follow_redirects=False,
             transport=options.http,
+            limits=httpx.Limits(max_connections=options.max_at_once, max_keepalive_connections=MAX_KEPT),
             headers={"accept": "application/json", "user-agent": "raftmeta-check"},
         )
 

@@ -18,8 +18,9 @@ from consistency import lock
 from consistency.agent_answers import AgentFault
 from consistency.main import with_seconds
 from raftmeta.cli.main import main
-from tests.support.fake_fleet import DEPLOYMENT, FakeFleet, routes, vector_route, vectors_route
-from tests.support.stub_http import StubServer, always, problem, stub_server
+from tests.support.check_stub import serving_fleet
+from tests.support.fake_fleet import DEPLOYMENT, FakeFleet
+from tests.support.stub_http import StubServer, always, problem
 
 
 @pytest.fixture
@@ -29,11 +30,7 @@ def fleet() -> FakeFleet:
 
 @pytest.fixture
 def stub(fleet: FakeFleet) -> Iterator[StubServer]:
-    with stub_server(routes(fleet)) as server:
-        for name, node in fleet.nodes_by_name.items():
-            fleet.urls[name] = f"{server.url}/{name}"
-            server.routes["GET", f"/{name}/raftmeta/v1/vector/{DEPLOYMENT}"] = vector_route(node)
-            server.routes["GET", f"/{name}/raftmeta/v1/vector"] = vectors_route(node)
+    with serving_fleet(fleet) as server:
         yield server
 
 

@@ -166,6 +166,11 @@ def test_a_reading_of_another_content_of_the_slot_answers_nobody(node: Node) -> 
         assert node.scene.station.proven() is None
         seen = (await node.all(max_age_ms=60_000))["vectors"]["search"]
         assert (seen["version"], seen["vector_root"]) == ("2.0.0", node.scene.target(2).vector_root)
+        await node.scene.roll(2, 1)
+        await node.all()
+        await node.scene.roll(1, 2)
+        await node.scene.roll(2, 3)
+        assert node.scene.station.active == 0 and node.scene.station.proven() is None, "the slot of that reading holds something else now"
         node.scene.close()
         node.scene.take_over()
         assert node.scene.station.proven() is None, "another process read it"
