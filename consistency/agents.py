@@ -52,8 +52,22 @@ class HttpAgents:
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
         self._turn = asyncio.Semaphore(options.max_at_once)
-        self._http = httpx.AsyncClient(
-            verify=_tls(options.ca_file),
+        self._tls = None if options.ca_file is None else _tls(options.ca_file)
+        self._clients: dict[str, httpx.AsyncClient] = {}  # by scheme
+
+    def _client(self, scheme: str) -> httpx.AsyncClient:
+        """The authorities of the system are read once a node needs them: that takes longer than many a check."""
+        found = self._clients.get(scheme)
+        if found is None:
+            if scheme == "https":
+                self._tls = self._tls or _tls(None)
+            found = self._clients[scheme] = self._new_client(self._tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return found
+
+    def _new_client(self, tls: ssl.SSLContext) -> httpx.AsyncClient:
+        options = self._options
+        return httpx.AsyncClient(
+            verify=tls,
             trust_env=False,  # nodes are reached directly; a proxy variable must not divert tokens
             follow_redirects=False,
             transport=options.http,
@@ -65,7 +79,8 @@ class HttpAgents:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._http.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
     async def vectors(self, url: str, deployments: Sequence[str], max_age_ms: int | None = None) -> dict[str, NodeVector | AgentFault]:
         """Of each of these what the node holds, or why that was not told. Raises AgentFault when nothing was.
@@ -152,7 +167,8 @@ class HttpAgents:
     async def _send(self, address: str, params: Mapping[str, str]) -> bytes:
         headers = {"authorization": f"Bearer {self._options.token}"} if self._options.token else {}
         # The deadline is outside; httpx's own would count the silence of a node that reads 100 GB of memory as a fault.
-        async with self._http.stream("GET", address, params=dict(params), headers=headers, timeout=None) as response:
+        client = self._client(httpx.URL(address).scheme)
+        async with client.stream("GET", address, params=dict(params), headers=headers, timeout=None) as response:
             if response.status_code == 200:
                 return await _read(response, MAX_ANSWER_BYTES)
             raise _refusal(response.status_code, await _read(response, MAX_PROBLEM_BYTES))

@@ -25,7 +25,7 @@ from consistency.vector import Words
 from raftmeta.client import Page, Reply
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 
-MAX_AT_ONCE = 16  # questions to members
+MAX_AT_ONCE = 8  # questions to members; more cost more: the library looks at all of its connections for each
 MAX_MANIFESTS = 4  # that are looked at closely at the same time; one of 200,000 tensors takes 100 MB as objects
 PAGE = 200  # deployments of a page, of up to 2,000 nodes each
 MAX_PAGES = 10_000
