@@ -20,7 +20,7 @@ from consistency.agent_answers import AgentFault
 from consistency.asking import Agents, Asking, all_of
 from consistency.findings import Answer, Limits, NodePlace, NodeVector, Target, Verdict
 from consistency.scene import Scene
-from consistency.target import DeploymentSeen
+from consistency.target import Listed
 from consistency.vector import Words
 from raftmeta.client import Page, Reply
 from raftmeta.core.errors import ErrorClass, RaftmetaError
@@ -41,14 +41,6 @@ class Members(Protocol):
     async def get_manifest(self, model: str, label: str, /) -> Reply: ...
     async def get_rollout(self, rollout_id: str, /) -> Reply: ...
     async def nodes(self) -> Reply: ...
-
-
-class _Listed(NamedTuple):
-    """A deployment and the state that it was read from."""
-
-    seen: DeploymentSeen
-    revision: int
-    generation: int
 
 
 class _Closer(NamedTuple):
@@ -81,14 +73,14 @@ class Checker:
         urls = await self._urls({node for name in chosen for node in listed[name].seen.nodes})
         return await _Round(self, urls, listed, chosen).run()
 
-    async def _read(self) -> dict[str, _Listed]:
-        found: dict[str, _Listed] = {}
+    async def _read(self) -> dict[str, Listed]:
+        found: dict[str, Listed] = {}
         after: str | None = None
         for _ in range(MAX_PAGES):
             page = await self.members.list_deployments(Page(PAGE, after))
             for item in page["items"]:
                 seen = target.deployment_of(item)
-                found[seen.name] = _Listed(seen, page.revision, page.generation)
+                found[seen.name] = Listed(seen, page.revision, page.generation)
             cursor = page.get("next")
             if not cursor:
                 return found
@@ -113,7 +105,7 @@ class Checker:
 class _Round:
     """One check of the chosen deployments."""
 
-    def __init__(self, checker: Checker, urls: Mapping[str, str], listed: Mapping[str, _Listed], chosen: Sequence[str]) -> None:
+    def __init__(self, checker: Checker, urls: Mapping[str, str], listed: Mapping[str, Listed], chosen: Sequence[str]) -> None:
         self._members, self._agents, self._limits, self._say = checker.members, checker.agents, checker.limits, checker.say
         self._read, self._clock = checker._read, checker.clock
         self._urls = urls
@@ -149,13 +141,14 @@ class _Round:
         found = dict(zip(wanted, await all_of(self._version(*key) for key in wanted), strict=True))
         made: dict[str, Target] = {}
         for name in self._chosen:
-            seen, revision, _ = self._listed[name]
+            listed = self._listed[name]
+            seen = listed.seen
             places = target.place_nodes(seen, self._counts, self._counts)
             version = found.get((seen.model, seen.version))
             if isinstance(version, RaftmetaError):
                 self._gaps[name] = version
                 version, places = None, ()
-            made[name] = target.target_of(seen, places, version, revision)
+            made[name] = target.target_of(listed, places, version)
         return made
 
     async def _version(self, model: str, label: str) -> Reply | RaftmetaError:
@@ -215,9 +208,9 @@ class _Round:
             rollout = await self._members.get_rollout(rollout_id)
         return msgspec.structs.replace(wanted, attested_lags=target.attested_lags(rollout, wanted.version))
 
-    def _judge(self, name: str, found: _Closer | RaftmetaError, again: Mapping[str, _Listed], counts: target.Counts) -> Verdict:
+    def _judge(self, name: str, found: _Closer | RaftmetaError, again: Mapping[str, Listed], counts: target.Counts) -> Verdict:
         if isinstance(found, RaftmetaError):
-            wanted = target.target_of(self._listed[name].seen, (), None, self._listed[name].revision)
+            wanted = target.target_of(self._listed[name], (), None)
             return compare.gave_up(wanted, found, self._limits)
         before, after = self._listed[name], again.get(name)
         wanted = found.target

@@ -7,7 +7,7 @@ version. How many models a node should have active follows from all deployments 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,14 @@ class DeploymentSeen(msgspec.Struct, frozen=True):
                 yield from ((node, side, seen.zone) for node in seen.nodes)
 
 
+class Listed(NamedTuple):
+    """A deployment and the state that it was read from."""
+
+    seen: DeploymentSeen
+    revision: int
+    generation: int
+
+
 Counts = Mapping[str, tuple[int, int]]
 
 
@@ -88,8 +96,9 @@ def place_nodes(deployment: DeploymentSeen, before: Counts, after: Counts) -> tu
     return tuple(place(*at) for at in deployment.places())
 
 
-def target_of(deployment: DeploymentSeen, places: tuple[NodePlace, ...], version: Mapping[str, Any] | None, revision: int) -> Target:
-    """`version` is the resource of the version that serves, None when nothing was activated yet; `revision` that of its state."""
+def target_of(listed: Listed, places: tuple[NodePlace, ...], version: Mapping[str, Any] | None) -> Target:
+    """`version` is the resource of the version that serves, None when nothing was activated yet."""
+    deployment = listed.seen
     switching = ""
     if deployment.in_flight:
         switching = f"a switch to {deployment.version!r} is in progress (rollout {deployment.rollout_id}); check again when it is done"
@@ -100,8 +109,9 @@ def target_of(deployment: DeploymentSeen, places: tuple[NodePlace, ...], version
         places,
         switching=switching,
         order_revision=deployment.order_revision,
-        started_revision=revision,
-        revision=revision,
+        started_revision=listed.revision,
+        revision=listed.revision,
+        generation=listed.generation,
     )
     if version is None:
         return made

@@ -408,6 +408,7 @@ def test_members_that_fall_silent_leave_that_deployment_incomplete(fleet: FakeFl
     fleet.nodes_by_name["a1"].before_answer = fall_silent
     made = verdict_of(fleet)
     assert (made.verdict, codes(made)) == ("incomplete", ["no_quorum"])
+    assert (made.generation, made.order_revision, made.version, made.started_revision, made.nodes_seen) == (2, 700, "v1", 812, 0)
 
 
 def test_a_manifest_that_is_not_the_versions_own_is_an_integrity_error(fleet: FakeFleet) -> None:
