@@ -112,11 +112,6 @@ class BlocksAnswer(msgspec.Struct, frozen=True):
     blocks: str
 
 
-class Problem(msgspec.Struct, frozen=True):
-    code: Annotated[str, Meta(pattern=r"^[a-z_]{1,64}\Z")]
-    detail: str = ""
-
-
 def believed(answer: VectorsAnswer, name: str, limit_ms: int) -> NodeVector | AgentFault:
     """What an answer says of one deployment; it may be `limit_ms` old."""
     seen = answer.vectors.get(name)

@@ -18,9 +18,10 @@ from typing import Annotated
 import typer
 
 from consistency import files, lock, outcome
-from consistency.agents import AgentOptions, HttpAgents
+from consistency.agents import HttpAgents
 from consistency.collect import Checker, Members
 from consistency.findings import ALL, MAJORITY, Limits
+from consistency.node_http import HttpOptions
 from consistency.outcome import Changes, Fault, Outcome
 from consistency.recording import record
 from consistency.watching import stopped_by_signals, watch
@@ -127,7 +128,7 @@ async def _round(options: CheckOptions, names: list[str], progress: output.Progr
 
 async def _work(options: CheckOptions, names: list[str], progress: output.Progress) -> Outcome:
     connection = resolve(options.url or (), options.config)
-    agent_options = AgentOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout)
+    agent_options = HttpOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout)
     async with options.connect(progress.say) as client, HttpAgents(agent_options) as agents:
         members: Members = client
         verdicts = await Checker(members, agents, options.limits, progress.say).check(names)

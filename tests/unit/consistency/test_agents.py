@@ -20,8 +20,9 @@ import pytest
 from consistency import agents as agents_module
 from consistency import vector
 from consistency.agent_answers import AgentFault
-from consistency.agents import AgentOptions, HttpAgents
+from consistency.agents import HttpAgents
 from consistency.findings import NodeVector
+from consistency.node_http import MAX_PROBLEM_BYTES, HttpOptions
 from raftmeta.core.errors import RaftmetaError
 from tests.support.certificates import TestAuthority
 from tests.support.fake_fleet import DEPLOYMENT, FakeFleet
@@ -36,7 +37,7 @@ def good_answer(**changes: Any) -> dict[str, Any]:
 
 def ask(handler: Handler, url: str = URL, *, entries: bool = False, options: dict[str, Any] | None = None) -> NodeVector:
     async def work() -> NodeVector:
-        async with HttpAgents(AgentOptions(http=httpx.MockTransport(handler), **(options or {}))) as agents:
+        async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler), **(options or {}))) as agents:
             return await agents.vector(url, DEPLOYMENT, entries)
 
     return asyncio.run(work())
@@ -44,7 +45,7 @@ def ask(handler: Handler, url: str = URL, *, entries: bool = False, options: dic
 
 def ask_blocks(handler: Handler, tensor: str = "norm") -> vector.Words:
     async def work() -> vector.Words:
-        async with HttpAgents(AgentOptions(http=httpx.MockTransport(handler))) as agents:
+        async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler))) as agents:
             return await agents.blocks(URL, DEPLOYMENT, tensor)
 
     return asyncio.run(work())
@@ -157,7 +158,7 @@ def test_an_answer_without_end_is_cut() -> None:
                 yield b" " * (1 << 20)
 
     assert "exceeds 67108864 bytes" in fault(lambda request: httpx.Response(200, stream=Endless())).detail
-    assert f"exceeds {agents_module.MAX_PROBLEM_BYTES} bytes" in fault(lambda request: httpx.Response(500, stream=Endless())).detail
+    assert f"exceeds {MAX_PROBLEM_BYTES} bytes" in fault(lambda request: httpx.Response(500, stream=Endless())).detail
 
 
 def test_a_refusal_keeps_the_agents_code() -> None:
@@ -229,7 +230,7 @@ def test_a_silent_node_ends_at_its_own_deadline_and_holds_up_nobody_else() -> No
         return httpx.Response(200, json=good_answer())
 
     async def work() -> tuple[NodeVector, AgentFault]:
-        options = AgentOptions(timeout_s=0.1, http=httpx.MockTransport(handler))
+        options = HttpOptions(timeout_s=0.1, http=httpx.MockTransport(handler))
         async with HttpAgents(options) as agents:
             silent = asyncio.create_task(agents.vector("http://silent", DEPLOYMENT, entries=False))
             given = await agents.vector("http://other", DEPLOYMENT, entries=False)
@@ -254,7 +255,7 @@ def test_no_more_than_the_limit_are_asked_at_once() -> None:
         return httpx.Response(200, json=good_answer())
 
     async def work() -> None:
-        async with HttpAgents(AgentOptions(max_at_once=3, http=httpx.MockTransport(handler))) as agents:
+        async with HttpAgents(HttpOptions(max_at_once=3, http=httpx.MockTransport(handler))) as agents:
             await asyncio.gather(*(agents.vector(f"http://n{number}", DEPLOYMENT, entries=False) for number in range(20)))
 
     asyncio.run(work())
@@ -274,7 +275,7 @@ def bulk_answer(*names: str, **changes: Any) -> dict[str, Any]:
 
 def ask_all(handler: Handler, names: list[str], max_age_ms: int | None = None, **options: Any) -> dict[str, NodeVector | AgentFault]:
     async def work() -> dict[str, NodeVector | AgentFault]:
-        async with HttpAgents(AgentOptions(http=httpx.MockTransport(handler), **options)) as agents:
+        async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler), **options)) as agents:
             return await agents.vectors(URL, names, max_age_ms)
 
     return asyncio.run(work())
@@ -422,7 +423,7 @@ def test_digests_come_page_by_page() -> None:
         return httpx.Response(200, content=msgspec.json.encode(node.digests(request.url.params.get("after", ""))))
 
     async def work(after: str) -> Any:
-        async with HttpAgents(AgentOptions(http=httpx.MockTransport(handler))) as agents:
+        async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler))) as agents:
             return await agents.digests(URL, DEPLOYMENT, after)
 
     assert asyncio.run(work("")) == node.digests("")
@@ -464,7 +465,7 @@ def tls_node(authority: TestAuthority) -> Iterator[str]:
 
 def ask_tls(url: str, ca_file: Path | None) -> NodeVector:
     async def work() -> NodeVector:
-        async with HttpAgents(AgentOptions(token="secret", ca_file=ca_file, timeout_s=10)) as agents:
+        async with HttpAgents(HttpOptions(token="secret", ca_file=ca_file, timeout_s=10)) as agents:
             return await agents.vector(url, DEPLOYMENT, entries=False)
 
     return asyncio.run(work())
@@ -485,5 +486,5 @@ def test_a_broken_authority_file_is_a_configuration_fault(tmp_path: Path) -> Non
     (tmp_path / "ca.pem").write_text("nothing")
     for path in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
         with pytest.raises(RaftmetaError, match="cannot be used") as caught:
-            HttpAgents(AgentOptions(ca_file=path))
+            HttpAgents(HttpOptions(ca_file=path))
         assert caught.value.code == "bad_field"
