@@ -37,7 +37,7 @@ class HttpAgents:
         """Raises RaftmetaError bad_field for a ca_file that cannot be used."""
         self._timeout_s = options.timeout_s
         # Most nodes get one question.
-        self._http = NodeHttp(replace(options, max_kept=min(options.max_kept, MAX_KEPT)))
+        self._http = NodeHttp(replace(options, max_kept=MAX_KEPT))
 
     async def __aenter__(self) -> HttpAgents:
         await self._http.__aenter__()

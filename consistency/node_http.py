@@ -39,7 +39,7 @@ class HttpOptions:
     ca_file: Path | None = None
     timeout_s: float = 60.0  # one question, unless the caller says otherwise
     max_at_once: int = 32
-    max_kept: int = 32  # connections that wait for another question; the library looks at all of them for each
+    max_kept: int | None = None  # connections that wait for another question, at all of which the library looks for each; None: all
     http: httpx.AsyncBaseTransport | None = None  # replaces the network
 
 
@@ -80,7 +80,9 @@ class NodeHttp:
             follow_redirects=False,
             transport=options.http,
             headers={"accept": "application/json", "user-agent": "raftmeta-check"},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=options.max_kept),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=options.max_at_once if options.max_kept is None else options.max_kept
+            ),
         )
 
     async def __aenter__(self) -> NodeHttp:
