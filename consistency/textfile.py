@@ -17,21 +17,24 @@ PREFIX = "raftmeta_check_"
 
 class Metric(NamedTuple):
     name: str  # without the prefix
+    labels: str
     help: str
 
 
 METRICS = (
-    Metric("verdict", "The verdict of the last check of a deployment: 1 for the one that was given, 0 for the others"),
-    Metric("findings", "Differences beyond their limit"),
-    Metric("not_looked_at", "What could not be looked at and keeps the verdict from being consistent"),
-    Metric("nodes", "Nodes of the deployment"),
-    Metric("nodes_seen", "Nodes whose memory was seen"),
-    Metric("mismatch_ratio", "Share of the manifest's tensors that differ on some node"),
-    Metric("memory_age_seconds", "Since the oldest reading of a node's memory began, when the verdict was given"),
-    Metric("duration_seconds", "How long the last check took"),
-    Metric("completed_timestamp_seconds", "When the last check ended"),
-    Metric("exit_status", "Exit status of the last check: 0 consistent, 1 diverged, 2 incomplete"),
-    Metric("not_recorded", "Verdicts of the last check that the members did not take"),
+    Metric(
+        "verdict", "deployment, verdict", "The verdict of the last check of a deployment: 1 for the one that was given, 0 for the others"
+    ),
+    Metric("findings", "deployment", "Differences beyond their limit"),
+    Metric("not_looked_at", "deployment", "What could not be looked at and keeps the verdict from being consistent"),
+    Metric("nodes", "deployment", "Nodes of the deployment"),
+    Metric("nodes_seen", "deployment", "Nodes whose memory was seen"),
+    Metric("mismatch_ratio", "deployment", "Share of the manifest's tensors that differ on some node"),
+    Metric("memory_age_seconds", "deployment", "Since the oldest reading of a node's memory began, when the verdict was given"),
+    Metric("duration_seconds", "", "How long the last check took"),
+    Metric("completed_timestamp_seconds", "", "When the last check ended"),
+    Metric("exit_status", "", "Exit status of the last check: 0 consistent, 1 diverged, 2 incomplete"),
+    Metric("not_recorded", "", "Verdicts of the last check that the members did not take"),
 )
 
 

@@ -117,6 +117,15 @@ def test_the_page_for_the_textfile_collector_is_a_promise() -> None:
     assert outcome.as_textfile(made).decode() == PAGE
 
 
+def test_the_documentation_lists_every_metric_of_the_page() -> None:
+    documented = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text("utf-8").splitlines()
+    rows = [line for line in documented if line.startswith(f"| `{textfile.PREFIX}")]
+    assert rows == [
+        f"| `{textfile.PREFIX}{item.name}` | gauge | {'seconds' if item.name.endswith('seconds') else ''} | {item.labels} | {item.help} |"
+        for item in textfile.METRICS
+    ]
+
+
 def test_figures_that_are_not_known_are_left_out_and_never_0() -> None:
     fleet = FakeFleet()
     for node in fleet.nodes_by_name.values():
