@@ -23,6 +23,7 @@ from consistency.vector import Words
 from raftmeta.core.errors import RaftmetaError
 
 MAX_ANSWER_BYTES = 64 << 20  # entries of 200,000 tensors take about 30 MB of JSON
+MAX_ROOTS_BYTES, MAX_ROOT_BYTES = 64 << 10, 8 << 10  # of an answer for several deployments, and for each of them
 MAX_NAMES_CHARS = 16 << 10  # of one address; a node takes a head of 64 KiB
 MAX_KEPT = 4
 MAX_WAIT_S = 3_600  # that a node can be told
@@ -67,7 +68,7 @@ class HttpAgents:
         params = {"deployments": ",".join(names), "wait_s": self._wait_s()}
         if max_age_ms is not None:
             params["max_age_ms"] = str(max_age_ms)
-        body, limit_ms = await self._get(url, "", params)
+        body, limit_ms = await self._get(url, "", params, MAX_ROOTS_BYTES + MAX_ROOT_BYTES * len(names))
         seen = decode(body, VectorsAnswer)
         return {name: believed(seen, name, max(limit_ms, max_age_ms or 0)) for name in names}
 
@@ -110,10 +111,10 @@ class HttpAgents:
     def _wait_s(self) -> str:
         return str(min(MAX_WAIT_S, math.ceil(self._timeout_s)))
 
-    async def _get(self, url: str, deployment: str, params: Mapping[str, str]) -> tuple[bytes, int]:
+    async def _get(self, url: str, deployment: str, params: Mapping[str, str], limit: int = MAX_ANSWER_BYTES) -> tuple[bytes, int]:
         """The answer, and how many ms old a reading can be that was made for it. "" as the deployment: all of the node."""
         path = f"/{quote(deployment, safe='')}" if deployment else ""
-        body, took_s = await self._http.ask_timed(Question("GET", url, f"/raftmeta/v1/vector{path}", MAX_ANSWER_BYTES, params))
+        body, took_s = await self._http.ask_timed(Question("GET", url, f"/raftmeta/v1/vector{path}", limit, params))
         return body, math.ceil(took_s * 1000) + SLACK_MS
 
 

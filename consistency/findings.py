@@ -153,7 +153,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Reason(msgspec.Struct, frozen=True):
     """Something that could not be looked at."""
 
-    code: str  # switching | moved | nothing_active | lag_unknown | one of an answer
+    code: str  # switching | nothing_active | lag_unknown | one of an answer
     node: str  # "" when it concerns no single node
     detail: str
 

@@ -161,7 +161,7 @@ def _names(options: CheckOptions) -> list[str]:
         raise UsageFault(f"--all and {names[0]!r} contradict each other", "name deployments, or give --all, or neither for all")
     number = options.quorum if options.quorum.isascii() and options.quorum.isdigit() and len(options.quorum) < 7 else "0"
     if options.quorum not in (ALL, MAJORITY) and int(number) < 1:
-        raise UsageFault(f"--quorum {options.quorum!r} is none", "give a number from 1, or majority, or all")
+        raise UsageFault(f"--quorum is {options.quorum!r}", "give a number from 1, or majority, or all")
     for path, option in ((options.junit, "--junit"), (options.prometheus, "--prometheus")):
         if path is not None:
             files.require_writable(path, option)

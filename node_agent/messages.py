@@ -199,6 +199,7 @@ class GetVectors(Numbered, frozen=True, tag="get_vectors"):
 
     deployments: tuple[str, ...]  # empty: all of the node
     max_age_ms: int | None  # a reading that began no longer ago will do; None: read now
+    wait_s: float  # after which nobody waits any more
 
 
 class GetDigests(Numbered, frozen=True, tag="get_digests"):
@@ -207,6 +208,7 @@ class GetDigests(Numbered, frozen=True, tag="get_digests"):
     deployment: str
     after: str  # name of the last tensor that is known already, "" for none
     limit_bytes: int  # to read for one answer; one tensor at least
+    wait_s: float  # after which nobody waits any more
 
 
 class GetEvidence(Numbered, frozen=True, tag="get_evidence"):

@@ -66,8 +66,12 @@ class VectorAnswers:
     async def _all(self, call: GetVectors) -> Reply:
         looks: list[tuple[str, Tender, _Seen]] = []
         faults: dict[str, Any] = {}
+        until_ns = self._until_ns(call.wait_s)
         for name in call.deployments or sorted(self._deployments.tenders):
             tender = self._deployments.tenders.get(name)
+            if self._clock_ns() > until_ns:
+                faults[name] = {"code": "timed_out", "detail": f"{name}: not read within {call.wait_s:g} s"}
+                continue
             if tender is None:
                 faults[name] = {"code": "unknown_deployment", "detail": f"deployment {name!r} is not on this node"}
                 continue
@@ -123,9 +127,10 @@ class VectorAnswers:
         if tender.serving.abilities.vector_from is not VectorFrom.MEMORY:
             detail = f"{call.deployment}: a server owns the memory that serves, and this node cannot read it"
             return Fault(call.number, 409, "attested", detail)
-        given_up = threading.Event()
+        given_up, until_ns = threading.Event(), self._until_ns(call.wait_s)
+        is_over = lambda: given_up.is_set() or self._clock_ns() > until_ns  # noqa: E731
         try:
-            found = await asyncio.to_thread(tender.serving.digests, call.after, call.limit_bytes, given_up.is_set)
+            found = await asyncio.to_thread(tender.serving.digests, call.after, call.limit_bytes, is_over)
         finally:
             given_up.set()  # a call that nobody waits for any more reads no further
         if found is None:
@@ -186,6 +191,10 @@ class VectorAnswers:
         while len(self._config_digests) >= MAX_CONFIG_DIGESTS:
             self._config_digests.pop(next(iter(self._config_digests)))
         return self._config_digests.setdefault(checksum, config_digest(manifest))
+
+    def _until_ns(self, wait_s: float) -> int:
+        """Memory is read only for who still waits for the answer."""
+        return self._clock_ns() + round(wait_s * 1e9)
 
     def _active_models(self) -> int:
         return sum(any(slot.active for slot in tender.serving.slots()) for tender in self._deployments.tenders.values())

@@ -41,7 +41,7 @@ def of_one(deployment: str, query: bytes) -> Asked:
         raise ServeError(400, "after and limit_bytes go with sha256=1")
     if sha256:
         limit = _number(given, "limit_bytes", MAX_PAGE_BYTES, 1, MAX_PAGE_BYTES)
-        return Asked(lambda number: GetDigests(number, deployment, given.get("after", ""), limit), wait_s)
+        return Asked(lambda number: GetDigests(number, deployment, given.get("after", ""), limit, wait_s), wait_s)
     return Asked(lambda number: GetVector(number, deployment, entries, given.get("blocks", "")), wait_s)
 
 
@@ -55,7 +55,7 @@ def of_all(query: bytes) -> Asked:
         found = f"{wrong[:140]!r}" if wrong is not None else f"{len(names)} names"
         raise ServeError(400, f"deployments takes up to {MAX_DEPLOYMENTS} names with commas between them, found {found}")
     max_age_ms = _number(given, "max_age_ms", 0, 0, MAX_AGE_MS) if "max_age_ms" in given else None
-    return Asked(lambda number: GetVectors(number, names, max_age_ms), wait_s)
+    return Asked(lambda number: GetVectors(number, names, max_age_ms, wait_s), wait_s)
 
 
 def _pairs(query: bytes, known: tuple[str, ...]) -> dict[str, str]:

@@ -331,6 +331,12 @@ def test_of_several_questions_one_that_fails_leaves_the_others_answered() -> Non
         ask_all(lambda request: httpx.Response(503, json={"code": "starting"}), ["d1"])
 
 
+def test_an_answer_for_few_deployments_may_be_small_only() -> None:
+    limit = agents_module.MAX_ROOTS_BYTES + 2 * agents_module.MAX_ROOT_BYTES
+    with pytest.raises(AgentFault, match=f"exceeds {limit} bytes"):
+        ask_all(answering(b" " * (limit + 1)), ["d1", "d2"])
+
+
 def test_what_a_node_cannot_tell_of_one_deployment_is_a_fault_of_that_one() -> None:
     body = bulk_answer("d1", "d2", "d3")
     del body["vectors"]["d2"], body["vectors"]["d3"]

@@ -171,8 +171,8 @@ def test_questions_about_the_node_go_to_control(tmp_path: Path) -> None:
             GetStatus(0),
             GetVector(0, "search", True, ""),
             GetVector(0, "search", False, "a.weight"),
-            GetDigests(0, "search", "a", 9),
-            GetVectors(0, ("search",), 5),
+            GetDigests(0, "search", "a", 9, 30),
+            GetVectors(0, ("search",), 5, 30),
         ]
         missing = await scene.http.get("/raftmeta/v1/vector/other")
         assert (missing.status_code, missing.json()["code"]) == (404, "unknown_deployment")

@@ -51,8 +51,8 @@ class Node:
         assert isinstance(reply, Json), reply
         return msgspec.json.decode(reply.body)
 
-    async def all(self, *names: str, max_age_ms: int | None = None) -> Mapping[str, Any]:
-        return await self.ask(GetVectors(1, names, max_age_ms))  # type: ignore[no-any-return]
+    async def all(self, *names: str, max_age_ms: int | None = None, wait_s: float = 30.0) -> Mapping[str, Any]:
+        return await self.ask(GetVectors(1, names, max_age_ms, wait_s))  # type: ignore[no-any-return]
 
     def flip(self) -> None:
         arena, slot = self.scene.station._arena, self.scene.station.active
@@ -124,6 +124,26 @@ def test_a_deployment_that_cannot_be_read_takes_no_other_answer_along(node: Node
     run(work)
 
 
+def test_nothing_is_read_any_more_once_nobody_waits_for_it(node: Node) -> None:
+    async def work() -> None:
+        await node.scene.roll(None, 1)
+        node.tenders |= {"late": node.scene.tender, "later": node.scene.tender}
+        vector = node.scene.station.vector
+
+        def slow() -> Any:
+            node.clock.now_ns += 20 * 10**9
+            return vector()
+
+        node.scene.station.vector = slow  # type: ignore[method-assign]
+        body = await node.all("search", "late", "later")
+        assert sorted(body["vectors"]) == ["late", "search"]
+        assert body["faults"]["later"]["code"] == "timed_out"
+        reply = await node.reply(GetDigests(1, "search", "", 1 << 20, -1.0))
+        assert isinstance(reply, Fault) and reply.code == "starting"
+
+    run(work)
+
+
 def test_an_earlier_reading_answers_only_who_says_how_old_it_may_be_and_only_while_it_is_that_young(node: Node) -> None:
     async def work() -> None:
         await node.scene.roll(None, 1)
@@ -183,9 +203,9 @@ def test_a_reading_of_another_content_of_the_slot_answers_nobody(node: Node) -> 
 def test_digests_come_page_by_page_and_are_those_of_the_memory(node: Node) -> None:
     async def work() -> None:
         await node.scene.roll(None, 1)
-        first = await node.ask(GetDigests(1, "search", "", 200))
+        first = await node.ask(GetDigests(1, "search", "", 200, 30.0))
         assert first["sha256"] == {"a": hashlib.sha256(b"1" * 100).hexdigest()} and first["following"] == "a"
-        second = await node.ask(GetDigests(1, "search", "a", 200))
+        second = await node.ask(GetDigests(1, "search", "a", 200, 30.0))
         assert second["sha256"] == {"big": hashlib.sha256(b"x" * 70_000).hexdigest()} and second["following"] == ""
         seen = (await node.all())["vectors"]["search"]
         for page in (first, second):
@@ -194,7 +214,7 @@ def test_digests_come_page_by_page_and_are_those_of_the_memory(node: Node) -> No
             }
             assert (page["node"], page["boot_id"], page["deployment"]) == ("n1", "boot-1", "search")
         node.flip()
-        assert (await node.ask(GetDigests(1, "search", "", 200)))["sha256"] != first["sha256"]
+        assert (await node.ask(GetDigests(1, "search", "", 200, 30.0)))["sha256"] != first["sha256"]
 
     run(work)
 
@@ -206,8 +226,8 @@ def test_digests_are_refused_where_there_is_nothing_to_read(node: Node) -> None:
             assert isinstance(reply, Fault)
             return reply.code
 
-        assert await code(GetDigests(1, "search", "", 1)) == "starting"
-        assert await code(GetDigests(1, "other", "", 1)) == "unknown_deployment"
+        assert await code(GetDigests(1, "search", "", 1, 30.0)) == "starting"
+        assert await code(GetDigests(1, "other", "", 1, 30.0)) == "unknown_deployment"
 
     run(work)
 
@@ -239,7 +259,7 @@ def test_a_call_that_is_cancelled_reads_no_further(node: Node) -> None:
             asked.append(given_up())
 
         node.scene.station.digests = digests  # type: ignore[assignment]
-        call = asyncio.create_task(node.reply(GetDigests(1, "search", "", 1)))
+        call = asyncio.create_task(node.reply(GetDigests(1, "search", "", 1, 30.0)))
         await going.wait()
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)

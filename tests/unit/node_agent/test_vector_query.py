@@ -17,8 +17,8 @@ from node_agent.serve import ServeError
         (b"entries=0", GetVector(1, "d", False, "")),
         (b"entries=1&wait_s=5", GetVector(1, "d", True, "")),
         (b"blocks=a.weight%26", GetVector(1, "d", False, "a.weight&")),
-        (b"sha256=1", GetDigests(1, "d", "", MAX_PAGE_BYTES)),
-        (b"sha256=1&after=a%2Cb&limit_bytes=7", GetDigests(1, "d", "a,b", 7)),
+        (b"sha256=1", GetDigests(1, "d", "", MAX_PAGE_BYTES, 30)),
+        (b"sha256=1&after=a%2Cb&limit_bytes=7", GetDigests(1, "d", "a,b", 7, 30)),
     ],
 )
 def test_a_question_for_one_deployment_becomes_one_call(query: bytes, call: Numbered) -> None:
@@ -28,10 +28,10 @@ def test_a_question_for_one_deployment_becomes_one_call(query: bytes, call: Numb
 @pytest.mark.parametrize(
     ("query", "call"),
     [
-        (b"", GetVectors(1, (), None)),
-        (b"deployments=a,b-1", GetVectors(1, ("a", "b-1"), None)),
-        (b"max_age_ms=0", GetVectors(1, (), 0)),
-        (b"deployments=a&max_age_ms=60000&wait_s=60", GetVectors(1, ("a",), 60_000)),
+        (b"", GetVectors(1, (), None, 30)),
+        (b"deployments=a,b-1", GetVectors(1, ("a", "b-1"), None, 30)),
+        (b"max_age_ms=0", GetVectors(1, (), 0, 30)),
+        (b"deployments=a&max_age_ms=60000&wait_s=60", GetVectors(1, ("a",), 60_000, 60)),
     ],
 )
 def test_a_question_for_all_deployments_becomes_one_call(query: bytes, call: Numbered) -> None:
