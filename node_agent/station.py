@@ -295,18 +295,21 @@ class Station:
 
     def proven(self) -> Proven | None:
         """The last whole reading, None unless it compared and speaks of the slot that serves as it is now."""
-        whole = self._whole
-        slot, epoch = self.block.active()
-        if whole is None or slot != whole.slot or self.slot_record(slot) != whole.record or whole.root != whole.record.vector_root:
+        whole, (slot, epoch) = self._whole, self.block.active()
+        if whole is None or self._arena is None or slot != whole.slot:
+            return None
+        if self._arena.record(slot) != whole.record or whole.root != whole.record.vector_root:
             return None
         return Proven(whole.record, slot, epoch, whole.root, (self._places.clock_ns() - whole.began_ns) // 1_000_000)
 
     def digests(self, after: str, limit_bytes: int, given_up: Callable[[], bool]) -> Digests | None:
         """Of the slot that serves, from its memory. None while nothing does, when it was given up, or when a switch came in between."""
         slot, epoch = self.block.active()
-        record = EMPTY_RECORD if slot == NO_SLOT else self.slot_record(slot)
+        if slot == NO_SLOT or self._arena is None:
+            return None
+        record = self._arena.record(slot)
         snapshot = self._snapshots.load(slot, record.snapshot_digest) if record.state is SlotState.VERIFIED else None
-        if snapshot is None or self._arena is None:
+        if snapshot is None:
             return None
         page = digests.page_of(snapshot.layout.placements, after, limit_bytes)
         with self._arena.slot_view(slot) as memory:
