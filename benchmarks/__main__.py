@@ -29,6 +29,8 @@ _NOT_BENCHMARKS = {
     "encoders",
     "nodes",
     "pourer",
+    "check_node",
+    "check_fleet",
 }
 _NOT_IN_ALL = {"against", "failover", "churn", "scale", "soak", "staging"}  # needs to be told a revision; take minutes each
 

@@ -1,28 +1,34 @@
-"""The check of a fleet: asks members what was decided and every agent what it holds, then lets the pure rules judge.
+"""The check of a fleet: asks members what was decided and every node what it holds, then lets the pure rules judge.
 
-Roots first, from all nodes at once; entries only of nodes whose root differs, block checks only of tensors that differ. A node that cannot
-be asked is a reason in the verdict, never the end of the check. The deployment is read again at the end: if it was switched meanwhile, what
-the nodes said belongs to two decisions and is not judged.
+Roots first, in one question to each node about all of its deployments; entries only where a root differs, block checks only of tensors that
+differ. A node that cannot be asked is a reason in the verdict, never the end of the check. Everything that was decided is read again at the
+end: where an order, the nodes or the generation changed meanwhile, what the nodes said belongs to two decisions and is not judged.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from consistency import compare, target
-from consistency.agents import AgentFault
+from consistency import compare, target, weights
+from consistency.agent_answers import AgentFault
+from consistency.asking import Agents, Asking, all_of
 from consistency.findings import Answer, Limits, NodePlace, NodeVector, Target, Verdict
-from consistency.target import DeploymentSeen
+from consistency.scene import Scene
+from consistency.target import Listed
 from consistency.vector import Words
-from raftmeta.client import Page, Reply, all_items
+from raftmeta.client import Page, Reply
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 
-MAX_AT_ONCE = 8  # deployments; agents have a limit of their own
+MAX_AT_ONCE = 8  # questions to members; more cost more: the library looks at all of its connections for each
+MAX_MANIFESTS = 4  # that are looked at closely at the same time; one of 200,000 tensors takes 100 MB as objects
+PAGE = 200  # deployments of a page, of up to 2,000 nodes each
+MAX_PAGES = 10_000
 HEAR_S = 5.0  # two heartbeats of a node: a member that has just started knows only the nodes that it heard of since
 LOOK_S = 0.25
 
@@ -30,7 +36,6 @@ LOOK_S = 0.25
 class Members(Protocol):
     """What a check needs of the client SDK."""
 
-    async def get_deployment(self, name: str, /) -> Reply: ...
     async def list_deployments(self, page: Page, /) -> Reply: ...
     async def get_version(self, model: str, label: str, /) -> Reply: ...
     async def get_manifest(self, model: str, label: str, /) -> Reply: ...
@@ -38,11 +43,12 @@ class Members(Protocol):
     async def nodes(self) -> Reply: ...
 
 
-class Agents(Protocol):
-    """What a check needs of the nodes. Both raise AgentFault."""
+class _Closer(NamedTuple):
+    """What a close look at a deployment's nodes adds."""
 
-    async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector: ...
-    async def blocks(self, url: str, deployment: str, tensor: str) -> Words: ...
+    answers: list[Answer]
+    blocks: dict[tuple[str, str], Words]
+    target: Target
 
 
 def _quiet(_: str) -> None: ...
@@ -55,27 +61,33 @@ class Checker:
     limits: Limits = field(default_factory=Limits)
     say: Callable[[str], None] = _quiet  # told what is being done
     hear_s: float = HEAR_S  # how long a node that no member has heard of is waited for
+    clock: Callable[[], float] = time.monotonic  # seconds, for how old an answer is at the verdict
 
     async def check(self, names: Sequence[str]) -> list[Verdict]:
         """A verdict for each deployment, in the order of the names; of all deployments when none is named."""
-        deployments = {seen.name: seen async for seen in self._deployments()}
+        listed = await self._read()
         for name in names:
-            if name not in deployments:
+            if name not in listed:
                 raise RaftmetaError("unknown_deployment", f"no deployment is called {name!r}")
-        urls = await self._urls({node for name in names or deployments for node in deployments[name].nodes})
-        turn = asyncio.Semaphore(MAX_AT_ONCE)
+        chosen = list(names or sorted(listed))
+        urls = await self._urls({node for name in chosen for node in listed[name].seen.nodes})
+        return await _Round(self, urls, listed, chosen).run()
 
-        async def one(name: str) -> Verdict:
-            deployment = deployments[name]
-            async with turn:
-                try:
-                    return await _Check(self, urls, deployments).run(deployment)
-                except RaftmetaError as error:
-                    if error.info.error_class is not ErrorClass.UNAVAILABLE:
-                        raise
-                    return compare.gave_up(target.target_of(deployment, (), None), error)
-
-        return await _all(one(name) for name in names or sorted(deployments))
+    async def _read(self) -> dict[str, Listed]:
+        found: dict[str, Listed] = {}
+        after: str | None = None
+        for _ in range(MAX_PAGES):
+            page = await self.members.list_deployments(Page(PAGE, after))
+            for item in page["items"]:
+                seen = target.deployment_of(item)
+                found[seen.name] = Listed(seen, page.revision, page.generation)
+            cursor = page.get("next")
+            if not cursor:
+                return found
+            if cursor == after:
+                raise RaftmetaError("internal", f"the list of deployments goes in circles at {cursor!r}")
+            after = cursor
+        raise RaftmetaError("body_too_large", f"the list of deployments has more than {MAX_PAGES} pages")
 
     async def _urls(self, expected: set[str]) -> dict[str, str]:
         """Where nodes listen, once all that are expected have been heard of or had the time to say so."""
@@ -89,94 +101,150 @@ class Checker:
             self.say(f"waiting for a member to hear of {', '.join(unheard[:3])}{' and others' if len(unheard) > 3 else ''}")
             await asyncio.sleep(LOOK_S)
 
-    async def _deployments(self) -> Any:
-        async for item in all_items(self.members.list_deployments):
-            yield target.deployment_of(item)
 
+class _Round:
+    """One check of the chosen deployments."""
 
-@dataclass(frozen=True)
-class _Check:
-    """One deployment."""
+    def __init__(self, checker: Checker, urls: Mapping[str, str], listed: Mapping[str, Listed], chosen: Sequence[str]) -> None:
+        self._members, self._agents, self._limits, self._say = checker.members, checker.agents, checker.limits, checker.say
+        self._read, self._clock = checker._read, checker.clock
+        self._urls = urls
+        self._listed = listed
+        self._chosen = chosen
+        self._counts = target.active_models(item.seen for item in listed.values())
+        self._turn = asyncio.Semaphore(MAX_AT_ONCE)
+        self._manifests = asyncio.Semaphore(MAX_MANIFESTS)
+        self._heard: dict[str, float] = {}  # node -> when it answered
+        self._gaps: dict[str, RaftmetaError] = {}  # deployment -> why its version could not be looked up
 
-    checker: Checker
-    urls: Mapping[str, str]  # node -> where it listens
-    deployments: Mapping[str, DeploymentSeen]
-
-    async def run(self, deployment: DeploymentSeen) -> Verdict:
-        wanted = await self._target(deployment)
-        self.checker.say(f"{wanted.deployment}: reading the memory of {len(wanted.places)} nodes")
-        answers = await _all(self._ask(place, wanted.deployment) for place in wanted.places)
-        suspects = compare.needing_entries(wanted, answers)
-        blocks: dict[tuple[str, str], Words] = {}
-        if suspects:
-            self.checker.say(f"{wanted.deployment}: {len(suspects)} of {len(answers)} nodes differ; asking which tensors")
-            manifest = await self.checker.members.get_manifest(wanted.model, wanted.version)
-            wanted = msgspec.structs.replace(wanted, tensors=target.tensors_of(manifest, wanted))
-            answers = await _all(self._ask_entries(answer, wanted.deployment, suspects) for answer in answers)
-            blocks = await self._ask_blocks(wanted.deployment, compare.needing_blocks(wanted, answers))
-        again = await self.checker.members.get_deployment(deployment.name)
-        if not wanted.switching and target.moved(deployment, target.deployment_of(again)):
-            wanted = msgspec.structs.replace(wanted, switching="the deployment was switched or changed while it was checked; check again")
-        wanted = msgspec.structs.replace(wanted, revision=again.revision, generation=again.generation)
-        return compare.compare(compare.Scene(wanted, answers, blocks, self.checker.limits))
-
-    async def _target(self, deployment: DeploymentSeen) -> Target:
-        members, lags, version = self.checker.members, {}, None
-        if deployment.version:
-            version = await members.get_version(deployment.model, deployment.version)
-            rollout = await members.get_rollout(deployment.rollout_id) if deployment.rollout_id else {}
-            lags = target.attested_lags(rollout, deployment.version)
-        places = target.place_nodes(deployment, self.deployments.values(), lags)
-        return target.target_of(deployment, places, version)
-
-    async def _ask(self, place: NodePlace, deployment: str) -> Answer:
-        url = self.urls.get(place.node)
-        if not url:
-            return Answer(place, None, "unknown_node", "no member has heard of this node")
+    async def run(self) -> list[Verdict]:
+        targets = await self._targets()
+        nodes: dict[str, dict[str, NodePlace]] = {}  # node -> deployment -> its place there
+        for name in self._chosen:
+            for place in targets[name].places:
+                nodes.setdefault(place.node, {})[name] = place
+        self._say(f"reading the memory of {len(nodes)} nodes for {len(self._chosen)} deployments")
+        given = dict(zip(nodes, await all_of(self._roots(node, places) for node, places in nodes.items()), strict=True))
+        answers = {name: [given[place.node][name] for place in targets[name].places] for name in self._chosen}
+        closer = await all_of(self._guarded(name, targets[name], answers[name]) for name in self._chosen)
         try:
-            given = await self.checker.agents.vector(url, deployment, entries=False)
-        except AgentFault as fault:
-            return Answer(place, None, fault.code, fault.detail)
-        if (given.node, given.deployment) != (place.node, deployment):
-            found = f"{given.node!r} for {given.deployment!r}"
-            return Answer(place, None, "bad_answer", f"asked {place.node!r} for {deployment!r}, the answer is of {found}")
-        return Answer(place, given)
+            again = await self._read()
+        except RaftmetaError as error:
+            gap = _unavailable(error)
+            return [compare.gave_up(targets[name], gap, self._limits) for name in self._chosen]
+        counts = target.active_models(item.seen for item in again.values())
+        return [self._judge(name, found, again, counts) for name, found in zip(self._chosen, closer, strict=True)]
 
-    async def _ask_entries(self, answer: Answer, deployment: str, suspects: Sequence[str]) -> Answer:
-        first = answer.vector
-        if first is None or first.node not in suspects:
-            return answer
-        try:
-            second = await self.checker.agents.vector(self.urls[first.node], deployment, entries=True)
-        except AgentFault as fault:
-            return msgspec.structs.replace(answer, code=fault.code, detail=fault.detail)
-        if second.identity != first.identity or second.node != first.node:
-            return Answer(answer.place, None, "changed_meanwhile", "the node switched or restarted between two questions")
-        # The first root stays: entries that do not add up to it are a finding.
-        return msgspec.structs.replace(answer, vector=msgspec.structs.replace(first, entries=second.entries))
+    async def _targets(self) -> dict[str, Target]:
+        """What was decided, with each version looked up once."""
+        wanted = {(item.model, item.version) for name in self._chosen if (item := self._listed[name].seen).version}
+        found = dict(zip(wanted, await all_of(self._version(*key) for key in wanted), strict=True))
+        made: dict[str, Target] = {}
+        for name in self._chosen:
+            listed = self._listed[name]
+            seen = listed.seen
+            places = target.place_nodes(seen, self._counts, self._counts)
+            version = found.get((seen.model, seen.version))
+            if isinstance(version, RaftmetaError):
+                self._gaps[name] = version
+                version, places = None, ()
+            made[name] = target.target_of(listed, places, version)
+        return made
 
-    async def _ask_blocks(self, deployment: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Words]:
-        """What cannot be had is left out: the finding then names the tensor and no block."""
-
-        async def one(node: str, tensor: str) -> Words | None:
+    async def _version(self, model: str, label: str) -> Reply | RaftmetaError:
+        async with self._turn:
             try:
-                return await self.checker.agents.blocks(self.urls[node], deployment, tensor)
-            except AgentFault:
-                return None
+                return await self._members.get_version(model, label)
+            except RaftmetaError as error:
+                return _unavailable(error)
 
-        given = await _all(one(node, tensor) for node, tensor in wanted)
-        return {key: checks for key, checks in zip(wanted, given, strict=True) if checks is not None}
+    async def _roots(self, node: str, places: Mapping[str, NodePlace]) -> dict[str, Answer]:
+        """What a node says of these deployments, in one question."""
+        url = self._urls.get(node)
+        if not url:
+            return {name: Answer(place, None, "unknown_node", "no member has heard of this node") for name, place in places.items()}
+        try:
+            given = await self._agents.vectors(url, list(places), self._limits.max_age_ms)
+        except AgentFault as fault:
+            return {name: Answer(place, None, fault.code, fault.detail) for name, place in places.items()}
+        self._heard[node] = self._clock()
+        return {name: _answer(place, name, given.get(name)) for name, place in places.items()}
+
+    async def _guarded(self, name: str, wanted: Target, answers: list[Answer]) -> _Closer | RaftmetaError:
+        """Members that fall silent leave this deployment incomplete."""
+        if name in self._gaps:
+            return self._gaps[name]
+        try:
+            return await self._closer(name, wanted, answers)
+        except RaftmetaError as error:
+            return _unavailable(error)
+
+    async def _closer(self, name: str, wanted: Target, answers: list[Answer]) -> _Closer:
+        """Entries and blocks of nodes that differ, digests if they are asked for, attested lags where a node knows none."""
+        wanted = await self._with_lags(name, wanted, answers)
+        groups = weights.needing_entries(wanted, answers)
+        deep = self._limits.deep and bool(wanted.version) and not wanted.switching
+        blocks: dict[tuple[str, str], Words] = {}
+        if not groups and not deep:
+            return _Closer(answers, blocks, wanted)
+        async with self._manifests:
+            manifest = await self._members.get_manifest(wanted.model, wanted.version)
+            tensors = target.tensors_of(manifest, wanted)
+            asking = Asking(self._agents, self._urls, wanted, tensors)
+            if groups:
+                self._say(f"{name}: {sum(map(len, groups))} of {len(answers)} nodes differ; asking which tensors")
+                answers = await asking.entries(answers, groups)
+                wanted = msgspec.structs.replace(wanted, tensors=weights.named(tensors, answers))
+                blocks = await asking.blocks(weights.needing_blocks(wanted, answers))
+            if deep:
+                answers = await asking.digests(answers, self._say)
+            return _Closer(answers, blocks, msgspec.structs.replace(wanted, tensors=weights.named(tensors, answers)))
+
+    async def _with_lags(self, name: str, wanted: Target, answers: Sequence[Answer]) -> Target:
+        rollout_id = self._listed[name].seen.rollout_id
+        if not rollout_id or not any(answer.vector is not None and answer.vector.lag_ms < 0 for answer in answers):
+            return wanted
+        async with self._turn:
+            rollout = await self._members.get_rollout(rollout_id)
+        return msgspec.structs.replace(wanted, attested_lags=target.attested_lags(rollout, wanted.version))
+
+    def _judge(self, name: str, found: _Closer | RaftmetaError, again: Mapping[str, Listed], counts: target.Counts) -> Verdict:
+        if isinstance(found, RaftmetaError):
+            wanted = target.target_of(self._listed[name], (), None)
+            return compare.gave_up(wanted, found, self._limits)
+        before, after = self._listed[name], again.get(name)
+        wanted = found.target
+        is_same = after is not None and before.generation == after.generation and not target.moved(before.seen, after.seen)
+        places = {place.node: place for place in target.place_nodes(before.seen, self._counts, counts)}
+        wanted = msgspec.structs.replace(wanted, places=tuple(places[place.node] for place in wanted.places))
+        if after is not None:
+            wanted = msgspec.structs.replace(wanted, revision=after.revision, generation=after.generation)
+        if not is_same:
+            told = "the deployment was switched or changed while it was checked; check again"
+            wanted = msgspec.structs.replace(wanted, moved=True, switching=wanted.switching or told)
+        now = self._clock()
+        answers = [
+            msgspec.structs.replace(
+                answer, place=places[answer.place.node], since_ms=round(1000 * (now - self._heard.get(answer.place.node, now)))
+            )
+            for answer in found.answers
+        ]
+        return compare.compare(Scene(wanted, answers, found.blocks, self._limits))
 
 
-async def _all(work: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Results in order; the first error ends all."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_run(item)) for item in work]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
+def _answer(place: NodePlace, deployment: str, given: NodeVector | AgentFault | None) -> Answer:
+    if given is None:
+        return Answer(place, None, "bad_answer", f"the node left {deployment!r} out")
+    if isinstance(given, AgentFault):
+        return Answer(place, None, given.code, given.detail)
+    if (given.node, given.deployment) != (place.node, deployment):
+        found = f"{given.node!r} for {given.deployment!r}"
+        return Answer(place, None, "bad_answer", f"asked {place.node!r} for {deployment!r}, the answer is of {found}")
+    return Answer(place, given)
 
 
-async def _run(item: Awaitable[Any]) -> Any:
-    return await item
+def _unavailable(error: RaftmetaError) -> RaftmetaError:
+    """Raises what is no gap: a fault of this program, of the command line, or of stored data."""
+    if error.info.error_class is not ErrorClass.UNAVAILABLE:
+        raise error
+    return error

@@ -14,10 +14,21 @@ CONSISTENT, DIVERGED, INCOMPLETE = "consistent", "diverged", "incomplete"
 EXIT_STATUS = {CONSISTENT: 0, DIVERGED: 1, INCOMPLETE: 2}
 
 
+MAJORITY, ALL = "majority", "all"
+
+
 class Limits(msgspec.Struct, frozen=True):
-    """How far the two sides may be apart. Everything else has no tolerance."""
+    """How far the two sides may be apart, and what may be left out. Everything else has no tolerance."""
 
     lag_ms: float = 200.0  # between the sides' mean version lags
+    quorum: str = ALL  # of each side's nodes that must have been seen: all | majority | a number, which means all of a smaller side
+    max_age_ms: int | None = None  # of a reading of a node's memory; None: it is read for this check
+    deep: bool = False  # SHA-256 of every tensor too
+
+    def needed(self, nodes: int) -> int:
+        """How many of a side's nodes must have been seen; never none."""
+        wanted = nodes if self.quorum == ALL else nodes // 2 + 1 if self.quorum == MAJORITY else int(self.quorum)
+        return max(1, min(wanted, nodes))
 
 
 class TensorSpec(msgspec.Struct, frozen=True, gc=False):
@@ -27,6 +38,7 @@ class TensorSpec(msgspec.Struct, frozen=True, gc=False):
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
+    sha256: str = ""
 
 
 class NodePlace(msgspec.Struct, frozen=True):
@@ -37,7 +49,6 @@ class NodePlace(msgspec.Struct, frozen=True):
     zone: str
     models_least: int  # active models that the cluster has decided for the node
     models_most: int  # more than `models_least` while another deployment of the node is being switched
-    attested_lag_ms: int = -1  # of the rollout that brought the version, -1 when it names none
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -53,9 +64,13 @@ class Target(msgspec.Struct, frozen=True):
     config_digest: str = ""
     tensor_count: int = 0
     switching: str = ""  # why the sides may differ right now, "" when they may not
-    revision: int = 0
+    moved: bool = False  # the order was another one at the end than at the beginning
+    order_revision: int = 0  # of the order that this is
+    started_revision: int = 0  # of the state in which it was read first
+    revision: int = 0  # of the state in which it was read last
     generation: int = 0
-    tensors: Mapping[str, TensorSpec] = {}  # the manifest's, once a root differed and they were needed
+    attested_lags: Mapping[str, int] = {}  # node -> lag in ms of the rollout that brought the version, as far as they were needed
+    tensors: Mapping[str, TensorSpec] = {}  # those of the manifest that some node differs in
 
 
 class NodeVector(msgspec.Struct, frozen=True):
@@ -76,11 +91,51 @@ class NodeVector(msgspec.Struct, frozen=True):
     active_models: int
     switching: bool
     entries: dict[str, str] | None = None
+    age_ms: int = 0  # when the node answered, since it began to read its memory
 
     @property
     def identity(self) -> tuple[str, str, int | str, int]:
         """Two answers with the same identity speak of the same memory."""
         return self.boot_id, self.checksum, self.slot, self.epoch
+
+
+class DigestPage(msgspec.Struct, frozen=True):
+    """SHA-256 of some tensors of a node's memory, in order of their names."""
+
+    node: str
+    boot_id: str
+    deployment: str
+    checksum: str
+    slot: int | str
+    epoch: int
+    sha256: dict[str, str]
+    following: str  # the last name here when more follow, "" at the end
+
+    @property
+    def identity(self) -> tuple[str, str, int | str, int]:
+        return self.boot_id, self.checksum, self.slot, self.epoch
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """In what a node's tensors differ from the manifest's, counted in full and listed up to a bound."""
+
+    root: str  # that the node's entries add up to
+    changed: tuple[tuple[str, str], ...]  # (name, entry found), by name
+    missing: tuple[str, ...]
+    extra: tuple[tuple[str, str], ...]
+    extra_total: int
+    bits: int  # the i-th is set when the i-th tensor of the manifest by name is changed or missing
+
+    @property
+    def total(self) -> int:
+        return self.bits.bit_count() + self.extra_total
+
+
+class Digested(msgspec.Struct, frozen=True):
+    """The SHA-256 of every tensor of a node was compared."""
+
+    wrong: tuple[tuple[str, str], ...]  # (name, digest found), by name, up to a bound
+    wrong_total: int
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -90,6 +145,9 @@ class Answer(msgspec.Struct, frozen=True):
     vector: NodeVector | None
     code: str = ""
     detail: str = ""
+    difference: Difference | None = None  # when its root is not the manifest's and its tensors were told
+    digested: Digested | None = None
+    since_ms: int = 0  # from its answer to the verdict
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -103,7 +161,8 @@ class Reason(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True):
     """One difference beyond its limit."""
 
-    code: str  # version | config | vector_root | tensor | block | tensor_missing | tensor_extra | self_contradiction | active_models | lag
+    code: str  # version | config | sides | vector_root | tensor | block | tensor_missing | tensor_extra | self_contradiction | sha256
+    # | active_models | lag
     model: str
     deployment: str
     node: str  # "" when it concerns a whole side
@@ -130,6 +189,8 @@ class NodeSummary(msgspec.Struct, frozen=True):
     lag_ms: float = -1.0
     code: str = ""  # why it did not answer
     detail: str = ""
+    age_ms: int = -1  # of what is known of its memory, when the verdict was given
+    sha256_equal: bool | None = None  # None when the digests were not compared
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -154,6 +215,13 @@ class Verdict(msgspec.Struct, frozen=True):
     reasons: tuple[Reason, ...]
     findings: tuple[Finding, ...]  # the first MAX_FINDINGS
     findings_total: int
+    order_revision: int = 0  # the order that was looked at; a verdict is of no other
+    started_revision: int = 0
+    nodes_total: int = 0
+    nodes_seen: int = 0
+    unseen: tuple[Reason, ...] = ()  # nodes that the quorum allows to be missing: the verdict says nothing of them
+    oldest_proof_ms: int | None = None  # of what is known of the memory of a node that was seen; None when none was
+    moved: bool = False  # another order was given meanwhile: of no use to anybody later
 
     @property
     def exit_status(self) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from prometheus_client.parser import text_string_to_metric_families
 
-from consistency.agents import AgentFault
+from consistency.agent_answers import AgentFault
 from consistency.inference import Output, read_answer
 from consistency.node_http import NodeHttp
 from raftmeta.core.errors import RaftmetaError

@@ -21,7 +21,7 @@ import msgspec
 import typer
 
 from consistency import live_questions, live_report
-from consistency.agents import AgentFault
+from consistency.agent_answers import AgentFault
 from consistency.findings import DIVERGED, EXIT_STATUS
 from consistency.live import Heard, Judgement, Ledger, Question
 from consistency.live_agents import LiveAgents

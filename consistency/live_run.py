@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from consistency.agents import AgentFault
+from consistency.agent_answers import AgentFault
 from consistency.applied import Applied
 from consistency.inference import Output
 from consistency.live import Heard, Judgement, Ledger, Question, judge

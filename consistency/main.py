@@ -1,28 +1,37 @@
 """`raftmeta check`: compare what the memory of primary and standby holds, with what was published and with each other.
 
 Made for cron: exit status 0 consistent, 1 diverged, 2 incomplete, 3 for a wrong command line; nothing else is ever called consistent. The
-verdict of each deployment is recorded with the members, so that `raftmeta status` and the API show when the last proof was made.
+verdict of each deployment is recorded with the members, so that `raftmeta status` and the API show when the last proof was made. Runs of
+one user against the same members exclude each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import json
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from consistency import report
-from consistency.agents import AgentOptions, HttpAgents
+from consistency import files, lock, outcome
+from consistency.agents import HttpAgents
 from consistency.collect import Checker, Members
-from consistency.findings import EXIT_STATUS, INCOMPLETE, Limits, Verdict, worst
+from consistency.findings import ALL, MAJORITY, Limits
+from consistency.node_http import HttpOptions
+from consistency.outcome import Changes, Fault, Outcome
+from consistency.recording import record
+from consistency.watching import stopped_by_signals, watch
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault, exit_code, hint
 from raftmeta.cli.program import MemberOptions, command
-from raftmeta.client import Reply
-from raftmeta.client.config import resolve
+from raftmeta.client.config import resolve, runtime_dir
 from raftmeta.core.errors import RaftmetaError
+
+WATCH_S = 60.0  # what --watch means without a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,105 +42,152 @@ class CheckOptions(MemberOptions):
     node_timeout: Annotated[
         float, typer.Option("--node-timeout", metavar="SECONDS", min=0.1, max=3600, help="For each question to a node.")
     ] = 60.0
+    max_age: Annotated[
+        float | None,
+        typer.Option(
+            "--max-age", metavar="SECONDS", min=0, max=2_592_000, help="Take a node's last reading of its memory if it is this young."
+        ),
+    ] = None
+    quorum: Annotated[
+        str, typer.Option("--quorum", metavar="N|majority|all", help="How many nodes of a side must be seen; the others are listed.")
+    ] = ALL
+    deep: Annotated[bool, typer.Option("--deep", help="Compare the SHA-256 of every tensor in memory too. Slow.")] = False
     lag_limit: Annotated[
         float, typer.Option("--lag-limit", metavar="MS", min=0, help="How far the mean version lags of the sides may be apart.")
     ] = 200.0
+    watch: Annotated[
+        float | None,
+        typer.Option("--watch", metavar="[SECONDS]", min=1, max=86_400, help=f"Check again every so often ({WATCH_S:g}), print changes."),
+    ] = None
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit report too.")] = None
+    prometheus: Annotated[
+        Path | None, typer.Option("--prometheus", metavar="FILE", help="Write a page for the textfile collector too; name it *.prom.")
+    ] = None
+    lock: Annotated[Path | None, typer.Option("--lock", metavar="FILE", help="Exclude other runs by this file.")] = None
     record: Annotated[bool, typer.Option("--record/--no-record", help="Keep the verdict with the members.")] = True
 
-
-class Recorder(Protocol):
-    async def record_verdict(self, deployment: str, verdict: str, report: Mapping[str, Any], /) -> Reply: ...
-
-
-@dataclass(frozen=True)
-class Outcome:
-    verdicts: tuple[Verdict, ...]
-    not_recorded: tuple[str, ...]  # "deployment: why"
-
     @property
-    def verdict(self) -> str:
-        return worst([item.verdict for item in self.verdicts])
+    def limits(self) -> Limits:
+        return Limits(self.lag_limit, self.quorum, None if self.max_age is None else round(self.max_age * 1000), self.deep)
 
 
 def _check(options: CheckOptions) -> int:
     """Compare the memory of both sides of a deployment with each other and with what was published.
 
     Every node computes the weight-consistency vector from the memory it serves from. Exit status: 0 consistent; 1 diverged, with node,
-    tensor and block; 2 incomplete, for instance when a node did not answer or a switch is in progress; 3 wrong command line. For cron:
+    tensor and block; 2 incomplete, for instance when a node did not answer, a switch is in progress, or another check runs; 3 wrong command
+    line. For cron:
 
     */5 * * * *  raftmeta check --all --json >> /var/log/raftmeta-check.jsonl
     """
     names = _names(options)
+    connection = resolve(options.url or (), options.config)
     try:
-        with output.Progress(quiet=options.json) as progress:
-            outcome = asyncio.run(_work(options, names, progress))
+        with lock.held(options.lock or lock.path_for(runtime_dir(), connection.urls)):
+            return asyncio.run(_repeatedly(options, names)) if options.watch is not None else _once(options, names)
+    except lock.CheckRunning as running:
+        _print(options, Outcome((), fault=Fault(running.code, str(running), "wait for it, or end it")))
+        return Exit.UNAVAILABLE
+
+
+def _once(options: CheckOptions, names: list[str]) -> int:
+    with output.Progress(quiet=options.json) as progress:
+        made = asyncio.run(_round(options, names, progress))
+    _write_files(options, made)
+    _print(options, made)
+    return made.exit_status
+
+
+async def _repeatedly(options: CheckOptions, names: list[str]) -> int:
+    changes = Changes()
+
+    def tell(made: Outcome) -> None:
+        _write_files(options, made)
+        if not options.json:
+            _say(changes.text(made))
+        elif any(changes.of(made)):
+            _say(json.dumps(outcome.as_json(made), ensure_ascii=False) + "\n")
+
+    with stopped_by_signals() as stop, output.Progress(quiet=True) as progress:
+        assert options.watch is not None
+        return await watch(lambda: _round(options, names, progress), options.watch, tell, stop)
+
+
+async def _round(options: CheckOptions, names: list[str], progress: output.Progress) -> Outcome:
+    """Raises RaftmetaError when the command line is wrong; everything else that keeps it from a verdict is one."""
+    began = time.monotonic()
+    try:
+        made = await _work(options, names, progress)
     except RaftmetaError as error:
         if exit_code(error) is Exit.USAGE:
             raise
-        return _failed(options, error)
-    if options.json:
-        output.print_json(as_json(outcome))
-    else:
-        output.console().print(as_text(outcome), markup=False, end="", soft_wrap=True)
-    return EXIT_STATUS[outcome.verdict]
+        made = Outcome((), fault=Fault(error.code, error.detail, hint(error)))
+    took_s = time.monotonic() - began
+    return Outcome(made.verdicts, made.not_recorded, took_s, time.time_ns() // 1_000_000, made.fault)
 
 
 async def _work(options: CheckOptions, names: list[str], progress: output.Progress) -> Outcome:
     connection = resolve(options.url or (), options.config)
-    agent_options = AgentOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout)
+    agent_options = HttpOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout)
     async with options.connect(progress.say) as client, HttpAgents(agent_options) as agents:
         members: Members = client
-        checker = Checker(members, agents, Limits(options.lag_limit), progress.say)
-        verdicts = await checker.check(names)
-        return Outcome(tuple(verdicts), await record(client, verdicts) if options.record else ())
+        verdicts = await Checker(members, agents, options.limits, progress.say).check(names)
+        return Outcome(tuple(verdicts), await record(client, verdicts, time.monotonic()) if options.record else ())
 
 
-async def record(recorder: Recorder, verdicts: list[Verdict]) -> tuple[str, ...]:
-    """Why verdicts could not be recorded. The verdict stands even then."""
-    failed: list[str] = []
-    for item in verdicts:
-        try:
-            await recorder.record_verdict(item.deployment, item.verdict, report.for_record(item))
-        except RaftmetaError as error:
-            failed.append(f"{item.deployment}: {error}")
-    return tuple(failed)
+def _print(options: CheckOptions, made: Outcome) -> None:
+    if options.json:
+        output.print_json(outcome.as_json(made))
+    else:
+        _say(outcome.as_text(made))
 
 
-def as_json(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "verdict": outcome.verdict,
-        "exit": EXIT_STATUS[outcome.verdict],
-        "deployments": [report.as_json(item) for item in outcome.verdicts],
-        "not_recorded": list(outcome.not_recorded),
-    }
+def _say(text: str) -> None:
+    if text:
+        output.console().print(text, markup=False, emoji=False, end="", soft_wrap=True)
 
 
-def as_text(outcome: Outcome) -> str:
-    parts = [report.as_text(item) for item in outcome.verdicts]
-    if len(parts) > 1:
-        parts.append("".join(report.summary(item) + "\n" for item in outcome.verdicts))
-    if not parts:
-        parts.append("no deployment is declared, so nothing was compared\n")
-    parts += [f"not recorded: {output.printable(why)}\n" for why in outcome.not_recorded]
-    return "\n".join(parts)
+def _write_files(options: CheckOptions, made: Outcome) -> None:
+    for path, form in ((options.junit, outcome.as_junit), (options.prometheus, outcome.as_textfile)):
+        why = "" if path is None else files.replace(path, form(made))
+        if why:
+            typer.echo(f"not written: {why}", err=True)
 
 
 def _names(options: CheckOptions) -> list[str]:
+    """Raises UsageFault or RaftmetaError for anything that contradicts itself, before anybody is asked."""
     names = list(dict.fromkeys([*([options.name] if options.name else []), *(options.deployment or [])]))
     if names and options.every:
         raise UsageFault(f"--all and {names[0]!r} contradict each other", "name deployments, or give --all, or neither for all")
+    number = options.quorum if options.quorum.isascii() and options.quorum.isdigit() and len(options.quorum) < 7 else "0"
+    if options.quorum not in (ALL, MAJORITY) and int(number) < 1:
+        raise UsageFault(f"--quorum is {options.quorum!r}", "give a number from 1, or majority, or all")
+    for path, option in ((options.junit, "--junit"), (options.prometheus, "--prometheus")):
+        if path is not None:
+            files.require_writable(path, option)
     return names
 
 
-def _failed(options: CheckOptions, error: RaftmetaError) -> int:
-    """Members that cannot be asked leave the check incomplete: 1 is kept for a difference that was seen."""
-    if options.json:
-        told = {"code": error.code, "detail": error.detail, "hint": hint(error)}
-        output.print_json({"verdict": INCOMPLETE, "exit": int(Exit.UNAVAILABLE), "deployments": [], "not_recorded": [], "error": told})
-    else:
-        text = f"INCOMPLETE: {output.printable(error.detail)} ({error.code})\nhint:  {hint(error)}\n"
-        output.console().print(text, markup=False, end="", soft_wrap=True)
-    return Exit.UNAVAILABLE
+_run = command("check", CheckOptions, _check)
 
 
-main = command("check", CheckOptions, _check)
+def main(argv: Sequence[str]) -> int:
+    return _run(with_seconds(argv))
+
+
+def with_seconds(argv: Sequence[str]) -> list[str]:
+    """`--watch` takes a number or none, which the parser of the command line does not know."""
+    words: list[str] = []
+    for at, word in enumerate(argv):
+        words.append(word)
+        if word == "--watch" and not _is_number(argv[at + 1] if at + 1 < len(argv) else ""):
+            words.append(f"{WATCH_S:g}")
+    return words
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import httpx
 import msgspec
 from msgspec import Meta
 
-from consistency.agents import AgentFault
+from consistency.agent_answers import AgentFault
 from raftmeta.core.errors import RaftmetaError
 
 MAX_PROBLEM_BYTES = 64 << 10
@@ -38,7 +39,18 @@ class HttpOptions:
     ca_file: Path | None = None
     timeout_s: float = 60.0  # one question, unless the caller says otherwise
     max_at_once: int = 32
+    max_kept: int | None = None  # connections that wait for another question, at all of which the library looks for each; None: all
     http: httpx.AsyncBaseTransport | None = None  # replaces the network
+
+
+class Question(NamedTuple):
+    method: str
+    url: str  # of the node
+    path: str
+    limit: int  # bytes of the answer
+    params: Mapping[str, str] | None = None
+    content: bytes | None = None
+    timeout_s: float | None = None  # None: as the options say
 
 
 class NodeHttp:
@@ -48,20 +60,37 @@ class NodeHttp:
         """Raises RaftmetaError bad_field for a ca_file that cannot be used."""
         self._options = options
         self._turn = asyncio.Semaphore(options.max_at_once)
-        self._http = httpx.AsyncClient(
-            verify=_tls(options.ca_file),
+        self._tls = None if options.ca_file is None else _tls(options.ca_file)
+        self._clients: dict[str, httpx.AsyncClient] = {}  # by scheme
+
+    def _client(self, scheme: str) -> httpx.AsyncClient:
+        """The authorities of the system are read once a node needs them: that takes longer than many a check."""
+        found = self._clients.get(scheme)
+        if found is None:
+            if scheme == "https":
+                self._tls = self._tls or _tls(None)
+            found = self._clients[scheme] = self._new_client(self._tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return found
+
+    def _new_client(self, tls: ssl.SSLContext) -> httpx.AsyncClient:
+        options = self._options
+        return httpx.AsyncClient(
+            verify=tls,
             trust_env=False,  # nodes are reached directly; a proxy variable must not divert tokens
             follow_redirects=False,
             transport=options.http,
             headers={"accept": "application/json", "user-agent": "raftmeta-check"},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=options.max_at_once),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=options.max_at_once if options.max_kept is None else options.max_kept
+            ),
         )
 
     async def __aenter__(self) -> NodeHttp:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._http.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
     async def ask(
         self,
@@ -75,12 +104,17 @@ class NodeHttp:
         timeout_s: float | None = None,
     ) -> bytes:
         """The body of the answer, at most `limit` bytes. Raises AgentFault."""
-        address = _checked(url, self._options.token)
-        timeout_s = timeout_s or self._options.timeout_s
+        return (await self.ask_timed(Question(method, url, path, limit, params, content, timeout_s)))[0]
+
+    async def ask_timed(self, question: Question) -> tuple[bytes, float]:
+        """The body of the answer, and how many seconds passed from the moment at which the question left. Raises AgentFault."""
+        address = _checked(question.url, self._options.token)
+        timeout_s = question.timeout_s or self._options.timeout_s
         async with self._turn:
+            began = time.monotonic()
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await self._send(method, address + path, limit, params, content)
+                    return await self._send(address, question), time.monotonic() - began
             except TimeoutError as cause:
                 raise AgentFault("timed_out", f"{address} did not answer within {timeout_s:g} s") from cause
             except (httpx.HTTPError, ValueError) as cause:  # ValueError: a host name that cannot be encoded
@@ -89,14 +123,17 @@ class NodeHttp:
                     raise AgentFault("untrusted", f"{address}: its certificate is not trusted here: {untrusted}") from cause
                 raise AgentFault("unreachable", f"{address}: {str(cause) or type(cause).__name__}") from cause
 
-    async def _send(self, method: str, address: str, limit: int, params: Mapping[str, str] | None, content: bytes | None) -> bytes:
+    async def _send(self, address: str, asked: Question) -> bytes:
         headers = {"authorization": f"Bearer {self._options.token}"} if self._options.token else {}
-        if content is not None:
+        if asked.content is not None:
             headers["content-type"] = "application/json"
         # The deadline is outside; httpx's own would count the silence of a node that reads 100 GB of memory as a fault.
-        async with self._http.stream(method, address, params=params, content=content, headers=headers, timeout=None) as response:
+        client = self._client(httpx.URL(address).scheme)
+        async with client.stream(
+            asked.method, address + asked.path, params=asked.params, content=asked.content, headers=headers, timeout=None
+        ) as response:
             if response.status_code in (200, 202):
-                return await _read(response, limit)
+                return await _read(response, asked.limit)
             raise _refusal(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from consistency.findings import Finding, NodeSummary, Verdict
+from consistency.findings import CONSISTENT, INCOMPLETE, Finding, NodeSummary, Verdict
 
 WIDTH = 100
 MAX_RECORD_BYTES = 48 << 10  # a verdict in the log may have 64 KiB of JSON; the rest is room for escapes
 MAX_FINDINGS_SHOWN = 20
+MAX_UNSEEN_SHOWN = 20
 _SHORT = 12  # characters of a digest that people compare
 
 
@@ -26,10 +27,15 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
     return made
 
 
+def recorded_as(verdict: Verdict) -> str:
+    """In the log `consistent` says that every node was seen, because a fail-over relies on it: with a smaller quorum it is incomplete."""
+    return INCOMPLETE if verdict.verdict == CONSISTENT and verdict.unseen else verdict.verdict
+
+
 def for_record(verdict: Verdict) -> dict[str, Any]:
-    """The same, with as many findings, then nodes, as fit into the log. `findings_total` keeps the truth."""
-    made = as_json(verdict)
-    for part in ("findings", "nodes", "reasons"):
+    """The same, with as many findings, then nodes, as fit into the log. `findings_total` and `nodes_total` keep the truth."""
+    made = as_json(verdict) | {"verdict": recorded_as(verdict)}
+    for part in ("findings", "nodes", "reasons", "unseen"):
         while made[part] and len(json.dumps(made)) > MAX_RECORD_BYTES:
             made[part] = made[part][: len(made[part]) // 2]
     return made
@@ -44,13 +50,19 @@ def as_text(verdict: Verdict) -> str:
 def summary(verdict: Verdict) -> str:
     """One line, for a list of deployments."""
     gap = f", {len(verdict.reasons)} not looked at" if verdict.reasons else ""
-    return f"{verdict.verdict.upper():<10}  {_safe(verdict.deployment)}  {_version(verdict)}  {verdict.findings_total} findings{gap}"
+    unseen = f", {len(verdict.unseen)} unseen" if verdict.unseen else ""
+    return (
+        f"{verdict.verdict.upper():<10}  {_safe(verdict.deployment)}  {_version(verdict)}  {verdict.findings_total} findings{gap}{unseen}"
+    )
 
 
 def _head(verdict: Verdict) -> Iterator[str]:
     title = f"{_safe(verdict.deployment)}: {_version(verdict)}"
-    room = WIDTH - len(verdict.verdict) - 1
-    yield f"{_cut(title, room):<{room}} {verdict.verdict.upper()}"
+    word = verdict.verdict.upper() + (
+        f" FOR {verdict.nodes_seen} OF {verdict.nodes_total} NODES" if verdict.unseen and verdict.verdict == CONSISTENT else ""
+    )
+    room = WIDTH - len(word) - 1
+    yield f"{_cut(title, room):<{room}} {word}"
     yield "=" * WIDTH
     if verdict.checksum:
         digests = f"checksum {verdict.checksum[:_SHORT]}   vector root {verdict.vector_root[:_SHORT]}"
@@ -61,12 +73,37 @@ def _figures(verdict: Verdict) -> Iterator[str]:
     ratio = verdict.mismatch_ratio
     rows = [
         ("", "PRIMARY", "STANDBY", "LIMIT"),
+        ("nodes seen", _seen(verdict, "primary"), _seen(verdict, "standby"), verdict.limits.quorum),
+        ("memory read", _oldest(verdict, "primary"), _oldest(verdict, "standby"), _age_limit(verdict)),
         ("active models", _number(verdict.models_primary), _number(verdict.models_standby), "as decided"),
         ("mean version lag", _ms(verdict.lag_ms_primary), _ms(verdict.lag_ms_standby), f"{verdict.limits.lag_ms:g} ms apart"),
         ("tensors different", _different(verdict, "primary"), _different(verdict, "standby"), "0"),
         ("share of tensors", "unknown" if ratio is None else f"{100 * ratio:.2f} %", "", "0.00 %"),
     ]
     yield from _columns(rows, (20, 26, 26, 20))
+
+
+def _seen(verdict: Verdict, side: str) -> str:
+    nodes = [node for node in verdict.nodes if node.side == side]
+    return f"{sum(node.answered for node in nodes)} of {len(nodes)}" if nodes else "-"
+
+
+def _oldest(verdict: Verdict, side: str) -> str:
+    ages = [node.age_ms for node in verdict.nodes if node.side == side and node.answered]
+    return f"{duration(max(ages))} ago" if ages else "-"
+
+
+def _age_limit(verdict: Verdict) -> str:
+    digests = ", SHA-256 too" if verdict.limits.deep else ""
+    return ("for this check" if verdict.limits.max_age_ms is None else f"{duration(verdict.limits.max_age_ms)} ago") + digests
+
+
+def duration(ms: int) -> str:
+    """In the largest unit that keeps two digits."""
+    for unit, size, next_size in (("ms", 1, 10_000), ("s", 1_000, 600_000), ("min", 60_000, 36_000_000)):
+        if ms < next_size:
+            return f"{ms // size} {unit}"
+    return f"{ms // 3_600_000} h"
 
 
 def _different(verdict: Verdict, side: str) -> str:
@@ -101,6 +138,10 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
     for reason in verdict.reasons:
         where = f" {_safe(reason.node)}" if reason.node else ""
         yield from _wrapped(f"not looked at:{where} ({_safe(reason.code)}) {_safe(reason.detail)}")
+    for reason in verdict.unseen[:MAX_UNSEEN_SHOWN]:
+        yield from _wrapped(f"unseen, as the quorum allows: {_safe(reason.node)} ({_safe(reason.code)}) {_safe(reason.detail)}")
+    if len(verdict.unseen) > MAX_UNSEEN_SHOWN:
+        yield f"and {len(verdict.unseen) - MAX_UNSEEN_SHOWN} more unseen nodes"
 
 
 def _findings(verdict: Verdict) -> Iterator[str]:

@@ -7,7 +7,7 @@ version. How many models a node should have active follows from all deployments 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,17 @@ class DeploymentSeen(msgspec.Struct, frozen=True):
                 yield from ((node, side, seen.zone) for node in seen.nodes)
 
 
+class Listed(NamedTuple):
+    """A deployment and the state that it was read from."""
+
+    seen: DeploymentSeen
+    revision: int
+    generation: int
+
+
+Counts = Mapping[str, tuple[int, int]]
+
+
 class _VersionSeen(msgspec.Struct, frozen=True):
     number: int
     checksum: str
@@ -64,35 +75,54 @@ def deployment_of(body: Mapping[str, Any]) -> DeploymentSeen:
     return seen
 
 
-def place_nodes(deployment: DeploymentSeen, all_deployments: Iterable[DeploymentSeen], lags: Mapping[str, int]) -> tuple[NodePlace, ...]:
+def active_models(deployments: Iterable[DeploymentSeen]) -> Counts:
+    """node -> how many models these deployments make active on it, at least and at most."""
     counts: dict[str, tuple[int, int]] = {}
-    for other in all_deployments:
-        least, most = _active_models(other)
-        for node, _, _ in other.places():
+    for deployment in deployments:
+        least, most = _active_models(deployment)
+        for node, _, _ in deployment.places():
             before = counts.get(node, (0, 0))
             counts[node] = before[0] + least, before[1] + most
-    return tuple(NodePlace(node, side, zone, *counts.get(node, (0, 0)), lags.get(node, -1)) for node, side, zone in deployment.places())
+    return counts
 
 
-def target_of(deployment: DeploymentSeen, places: tuple[NodePlace, ...], version: Mapping[str, Any] | None) -> Target:
+def place_nodes(deployment: DeploymentSeen, before: Counts, after: Counts) -> tuple[NodePlace, ...]:
+    """`before`, `after`: the counts when the check began and ended; a node may have counted at any moment in between."""
+
+    def place(node: str, side: str, zone: str) -> NodePlace:
+        (least, most), (least_then, most_then) = before.get(node, (0, 0)), after.get(node, (0, 0))
+        return NodePlace(node, side, zone, min(least, least_then), max(most, most_then))
+
+    return tuple(place(*at) for at in deployment.places())
+
+
+def target_of(listed: Listed, places: tuple[NodePlace, ...], version: Mapping[str, Any] | None) -> Target:
     """`version` is the resource of the version that serves, None when nothing was activated yet."""
+    deployment = listed.seen
     switching = ""
     if deployment.in_flight:
         switching = f"a switch to {deployment.version!r} is in progress (rollout {deployment.rollout_id}); check again when it is done"
-    if version is None:
-        return Target(deployment.name, deployment.model, deployment.version, places, switching=switching)
-    seen = _convert(version, _VersionSeen, "a version")
-    return Target(
+    made = Target(
         deployment.name,
         deployment.model,
         deployment.version,
         places,
+        switching=switching,
+        order_revision=deployment.order_revision,
+        started_revision=listed.revision,
+        revision=listed.revision,
+        generation=listed.generation,
+    )
+    if version is None:
+        return made
+    seen = _convert(version, _VersionSeen, "a version")
+    return msgspec.structs.replace(
+        made,
         number=seen.number,
         checksum=seen.checksum,
         vector_root=seen.vector_root,
         config_digest=seen.config_digest,
         tensor_count=seen.tensor_count,
-        switching=switching,
     )
 
 
@@ -110,7 +140,7 @@ def tensors_of(manifest: Mapping[str, Any], target: Target) -> dict[str, TensorS
     if found != target.vector_root:
         what = f"manifest of {target.model}/{target.version}"
         raise RaftmetaError("integrity", f"{what}: its entries make the root {found}, the version has {target.vector_root}")
-    return {tensor.name: TensorSpec(tensor.entry, tensor.dtype, tensor.shape, tensor.size_bytes) for tensor in seen.tensors}
+    return {tensor.name: TensorSpec(tensor.entry, tensor.dtype, tensor.shape, tensor.size_bytes, tensor.sha256) for tensor in seen.tensors}
 
 
 def moved(before: DeploymentSeen, after: DeploymentSeen) -> bool:

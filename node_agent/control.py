@@ -7,15 +7,13 @@ go on with what is active, and its successor takes over from the record, the are
 from __future__ import annotations
 
 import asyncio
-import base64
-import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any, cast
 
 import httpx
 import msgspec
 
-from consistency.vector import backend, pack_blocks
+from consistency.vector import backend
 from node_agent import metric_table as table
 from node_agent.budget import DEFAULT_SHARE, Budget, memory_speed
 from node_agent.crew import Crew
@@ -31,11 +29,13 @@ from node_agent.messages import (
     Abort,
     Done,
     Fault,
+    GetDigests,
     GetEvidence,
     GetMetrics,
     GetPlan,
     GetStatus,
     GetVector,
+    GetVectors,
     Json,
     Metrics,
     Numbered,
@@ -53,12 +53,13 @@ from node_agent.quiet import Gate
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime, log
 from node_agent.s3_source import Buckets
-from node_agent.serving import Evidence, Reading
+from node_agent.serving import Evidence
 from node_agent.sources import opener
 from node_agent.station import Places, Station
 from node_agent.store import Store
 from node_agent.taking import Means
 from node_agent.tend import Tender
+from node_agent.vector_answers import VectorAnswers
 from raftmeta.client import Client, all_items
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import config_digest
@@ -94,13 +95,14 @@ class Answers:
         self._facts = facts
         self._store = store
         self._meter = meter
+        self._vectors = VectorAnswers(loop, facts, store)
 
     async def answer(self, call: Numbered) -> Reply:
         match call:
             case GetStatus():
                 return Json(call.number, msgspec.json.encode(self._loop.status()))
-            case GetVector():
-                return await self._vector(call)
+            case GetVector() | GetVectors() | GetDigests():
+                return await self._vectors.answer(call)
             case GetEvidence():
                 return await self._evidence(call)
             case GetPlan():
@@ -117,46 +119,6 @@ class Answers:
                 return Metrics(call.number, self._meter.gauges())
             case _:
                 return Fault(call.number, 400, "bad_request", f"control does not answer {type(call).__name__}")
-
-    async def _vector(self, call: GetVector) -> Reply:
-        tender = self._loop.tenders.get(call.deployment)
-        if tender is None:
-            return Fault(call.number, 404, "unknown_deployment", f"deployment {call.deployment!r} is not on this node")
-        reading = await asyncio.to_thread(tender.serving.vector)
-        if reading is None:
-            return Fault(call.number, 503, "starting", f"{call.deployment}: no verified version serves right now")
-        if call.blocks:
-            found = reading.vectors.get(call.blocks)
-            if found is None:
-                return Fault(call.number, 404, "not_found", f"{call.deployment}: no tensor {call.blocks[:200]!r} in the slot that serves")
-            blocks = base64.b64encode(pack_blocks(found.blocks)).decode()
-            return Json(call.number, msgspec.json.encode({"tensor": call.blocks, "blocks": blocks}))
-        return Json(call.number, await asyncio.to_thread(self._vector_body, tender, reading, call.entries))
-
-    def _vector_body(self, tender: Tender, reading: Reading, entries: bool) -> bytes:
-        record = tender.remembered.record
-        manifest = self._store.manifest(reading.record.checksum)
-        body: dict[str, Any] = {
-            "node": self._facts.node,
-            "zone": self._facts.zone,
-            "boot_id": self._facts.boot_id,
-            "deployment": record.name,
-            "model": record.model,
-            "version": reading.record.version,
-            "checksum": reading.record.checksum,
-            "slot": reading.slot,
-            "epoch": reading.epoch,
-            "vector_root": reading.root,
-            "vector_from": reading.vector_from.value,
-            "config_digest": "" if manifest is None else config_digest(manifest),
-            "computed_at_ms": time.time_ns() // 1_000_000,
-            "lag_ms": record.lag_ms,
-            "active_models": sum(any(slot.active for slot in other.serving.slots()) for other in self._loop.tenders.values()),
-            "switching": not tender.look().ready,
-        }
-        if entries:
-            body["entries"] = reading.entries
-        return msgspec.json.encode(body)
 
     async def _evidence(self, call: GetEvidence) -> Reply:
         tender = self._loop.tenders.get(call.deployment)

@@ -15,9 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from urllib.parse import parse_qsl
 
-from node_agent import answers, metrics, routes, serve
+from node_agent import answers, metrics, routes, serve, vector_query
 from node_agent import metric_table as table
 from node_agent.admission import Admission
 from node_agent.answers import Answer
@@ -25,7 +24,7 @@ from node_agent.dispatch import Dispatcher, Job
 from node_agent.ipc import CallFailed, ConnectionLost
 from node_agent.journal import Follower
 from node_agent.memory import tree_private_bytes
-from node_agent.messages import GaugeSample, GetEvidence, GetMetrics, GetStatus, GetVector, Json, Metrics, Numbered
+from node_agent.messages import GaugeSample, GetEvidence, GetMetrics, GetStatus, Json, Metrics, Numbered
 from node_agent.models import Models, version_header
 from node_agent.peers import Peer
 from node_agent.routes import Kind, Route
@@ -35,7 +34,7 @@ from node_agent.serve import ServeError
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
-CONTROL_S = 30.0  # the vector of a large slot takes seconds
+CONTROL_S = vector_query.WAIT_S
 METRICS_S = 2.0
 
 
@@ -108,7 +107,7 @@ class Front:
                 return Answer(200, await self._metrics(), ((b"content-type", metrics.CONTENT_TYPE.encode()),))
             case Kind.STATUS:
                 return await self._ask_control(GetStatus)
-            case Kind.VECTOR:
+            case Kind.VECTOR | Kind.VECTORS:
                 return await self._vector(route.deployment, scope["query_string"])
             case Kind.EVIDENCE:
                 return await self._ask_control(lambda number: GetEvidence(number, route.deployment))
@@ -136,9 +135,9 @@ class Front:
 
     # --- the rest of the tree
 
-    async def _ask_control(self, make: Callable[[int], Numbered]) -> Answer:
+    async def _ask_control(self, make: Callable[[int], Numbered], limit_s: float = CONTROL_S) -> Answer:
         try:
-            reply = await self._control.call(make, CONTROL_S)
+            reply = await self._control.call(make, limit_s)
         except (ConnectionLost, TimeoutError) as cause:
             detail = f"control does not answer: {cause or 'no answer in time'}; what serves goes on"
             raise ServeError(503, detail, retry_after_s=1) from cause
@@ -148,15 +147,9 @@ class Front:
         return Answer(200, reply.body)
 
     async def _vector(self, name: str, query: bytes) -> Answer:
-        try:
-            given = dict(parse_qsl(query.decode(), keep_blank_values=True, strict_parsing=bool(query), max_num_fields=8))
-        except ValueError as cause:
-            raise ServeError(400, f"the query cannot be read: {cause}") from cause
-        unknown = sorted(set(given) - set(routes.VECTOR_QUERY))
-        if unknown or given.get("entries", "0") not in ("0", "1"):
-            raise ServeError(400, "the query takes entries=0|1 and blocks=TENSOR")
-        entries, blocks = given.get("entries") == "1", given.get("blocks", "")
-        return await self._ask_control(lambda number: GetVector(number, name, entries, blocks))
+        """Of one deployment, or with "" as its name of all."""
+        asked = vector_query.of_one(name, query) if name else vector_query.of_all(query)
+        return await self._ask_control(asked.make, asked.wait_s)
 
     async def _metrics(self) -> bytes:
         peers = [*(("worker", str(index), worker) for index, worker in enumerate(self._workers)), ("control", "0", self._control)]

@@ -9,13 +9,27 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 from node_agent.crew import Crew
 from node_agent.journal import Proof
 from node_agent.plan import Order, Target
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
-from node_agent.serving import Abilities, DrainKnown, Evidence, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
+from node_agent.serving import (
+    Abilities,
+    Digests,
+    DrainKnown,
+    Evidence,
+    Holder,
+    Proven,
+    Reading,
+    SlotLook,
+    SlotsSeen,
+    Staging,
+    Switched,
+    VectorFrom,
+)
 from node_agent.station import Station
 from raftmeta.core.types import StageCounters
 
@@ -49,6 +63,12 @@ class InProcess:
 
     def vector(self) -> Reading | None:
         return self.station.vector()
+
+    def proven(self) -> Proven | None:
+        return self.station.proven()
+
+    def digests(self, after: str, limit_bytes: int, given_up: Callable[[], bool]) -> Digests | None:
+        return self.station.digests(after, limit_bytes, given_up)
 
     def evidence(self) -> Evidence | None:
         return self.station.evidence()

@@ -194,6 +194,23 @@ class GetVector(Numbered, frozen=True, tag="get_vector"):
     blocks: str  # with the block sums of this tensor, "" for none
 
 
+class GetVectors(Numbered, frozen=True, tag="get_vectors"):
+    """The roots of several deployments' active slots, in one answer."""
+
+    deployments: tuple[str, ...]  # empty: all of the node
+    max_age_ms: int | None  # a reading that began no longer ago will do; None: read now
+    wait_s: float  # after which nobody waits any more
+
+
+class GetDigests(Numbered, frozen=True, tag="get_digests"):
+    """SHA-256 of tensors of a deployment's active slot, computed now from its memory, in order of their names."""
+
+    deployment: str
+    after: str  # name of the last tensor that is known already, "" for none
+    limit_bytes: int  # to read for one answer; one tensor at least
+    wait_s: float  # after which nobody waits any more
+
+
 class GetEvidence(Numbered, frozen=True, tag="get_evidence"):
     """Which bytes of a deployment serve here, and what is known of them."""
 
@@ -248,7 +265,7 @@ class Metrics(Reply, frozen=True, tag="metrics"):
 
 _Any = (
     Infer | Inferred | Fault | WorkerState | Load | Loaded | Prove | Proved | Release | Cancel | Acknowledge | Answering | Done
-    | GetStatus | GetEvidence | GetVector | GetPlan | SetCordon | SetPin | Abort | Json | GetMetrics | Metrics
+    | GetStatus | GetEvidence | GetVector | GetVectors | GetDigests | GetPlan | SetCordon | SetPin | Abort | Json | GetMetrics | Metrics
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Any)

@@ -15,7 +15,8 @@ from node_agent.serve import ServeError
 from raftmeta.core.manifest import LABEL, NAME
 
 LOOK = ("GET", "HEAD")
-VECTOR_QUERY = ("entries", "blocks")  # what may follow the path of a vector
+VECTOR_QUERY = ("entries", "blocks", "sha256", "after", "limit_bytes", "wait_s")  # what may follow the path of a vector
+VECTORS_QUERY = ("deployments", "max_age_ms", "wait_s")  # what may follow that of all vectors of the node
 PROTOCOL = "/v2"  # below it, errors have the body of the Open Inference Protocol
 
 
@@ -29,6 +30,7 @@ class Kind(StrEnum):
     METRICS = "metrics"
     STATUS = "status"
     VECTOR = "vector"
+    VECTORS = "vectors"
     EVIDENCE = "evidence"
 
 
@@ -62,6 +64,7 @@ ROUTES = (
     Row("/metrics", Kind.METRICS, "metrics"),
     Row("/raftmeta/v1/status", Kind.STATUS, "inspect"),
     Row("/raftmeta/v1/slots", Kind.STATUS, "inspect"),
+    Row("/raftmeta/v1/vector", Kind.VECTORS, "inspect"),
     Row("/raftmeta/v1/vector/{deployment}", Kind.VECTOR, "inspect"),
     Row("/raftmeta/v1/evidence/{deployment}", Kind.EVIDENCE, "inspect"),
 )

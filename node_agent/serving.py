@@ -85,6 +85,26 @@ class Evidence(NamedTuple):
     vector_from: VectorFrom = VectorFrom.MEMORY
 
 
+class Proven(NamedTuple):
+    """What the last whole reading of the slot that serves found; nothing was written to the slot since."""
+
+    record: SlotRecord
+    slot: int
+    epoch: int
+    root: str
+    age_ms: int  # since that reading began, by the monotonic clock of this process
+
+
+class Digests(NamedTuple):
+    """Contents of tensors of the slot that serves, read from its memory."""
+
+    record: SlotRecord
+    slot: int
+    epoch: int
+    sha256: dict[str, str]  # by tensor
+    following: str  # the last name here when more follow in order of names, "" at the end
+
+
 class Reading(NamedTuple):
     """The vector of the slot that served while it was computed, or while the server spoke of it."""
 

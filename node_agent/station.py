@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from consistency.vector import TensorVector, entry_of, root
+from node_agent import digests, names, staging, staging_plan
 from node_agent import layout as layouts
-from node_agent import names, staging, staging_plan
 from node_agent.budget import Budget
 from node_agent.device import headroom, inventory
 from node_agent.device.arena import Arena, ArenaUse
@@ -34,7 +34,7 @@ from node_agent.plan import Goal, Order, SlotSeen, Target
 from node_agent.pour import NoBlobs, Pace, pour
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
-from node_agent.serving import Evidence, Reading, SlotsSeen, Staging
+from node_agent.serving import Digests, Evidence, Proven, Reading, SlotsSeen, Staging
 from node_agent.slots import SlotHeld, Switch, SwitchReport
 from node_agent.staging import Manner
 from node_agent.staging_plan import Origin, Step
@@ -80,6 +80,15 @@ class Warmed(NamedTuple):
     derived: Mapping[str, str]
 
 
+class Whole(NamedTuple):
+    """What a reading of a whole slot found, whether it compared or not, and when it began by the monotonic clock."""
+
+    slot: int
+    record: SlotRecord
+    root: str
+    began_ns: int
+
+
 class Station:
     def __init__(self, record: DeploymentRecord, places: Places) -> None:
         """Takes over what an earlier control left. Raises Refusal when the files in shared memory are not ours to use."""
@@ -99,6 +108,7 @@ class Station:
             raise
         self._checked: dict[int, Checked] = {}
         self._warmed: dict[int, Warmed] = {}
+        self._whole: Whole | None = None  # the last one of the slot that served then
         self._writing = threading.Lock()
         self._freshness = Freshness(places.verify_max_age_ns, places.clock_ns)
 
@@ -268,14 +278,45 @@ class Station:
             snapshot = self._snapshots.load(slot, record.snapshot_digest)
             if record.state is not SlotState.VERIFIED or snapshot is None:
                 return None
+            began_ns = self._places.clock_ns()
             vectors = _compute(CpuDevice(self._arena), slot, snapshot.layout.placements, Pace(budget=self._places.budget))
             if self.block.active() == (slot, epoch) and self._arena.record(slot) == record:
                 found = Reading(record, slot, epoch, vectors)
+                self.note_whole(Whole(slot, record, found.root, began_ns))
                 check = self._checked.get(slot)
                 if check is not None and check.record == record and found.root == record.vector_root:
                     self._checked[slot] = check._replace(at_ms=self._places.wall_ms())
                 return found
         return None
+
+    def note_whole(self, found: Whole | None) -> None:
+        """Whoever read a whole slot says what that found; None: what was known of it is no longer so."""
+        self._whole = found
+
+    def proven(self) -> Proven | None:
+        """The last whole reading, None unless it compared and speaks of the slot that serves as it is now."""
+        whole, (slot, epoch) = self._whole, self.block.active()
+        if whole is None or self._arena is None or slot != whole.slot:
+            return None
+        if self._arena.record(slot) != whole.record or whole.root != whole.record.vector_root:
+            return None
+        return Proven(whole.record, slot, epoch, whole.root, (self._places.clock_ns() - whole.began_ns) // 1_000_000)
+
+    def digests(self, after: str, limit_bytes: int, given_up: Callable[[], bool]) -> Digests | None:
+        """Of the slot that serves, from its memory. None while nothing does, when it was given up, or when a switch came in between."""
+        slot, epoch = self.block.active()
+        if slot == NO_SLOT or self._arena is None:
+            return None
+        record = self._arena.record(slot)
+        snapshot = self._snapshots.load(slot, record.snapshot_digest) if record.state is SlotState.VERIFIED else None
+        if snapshot is None:
+            return None
+        page = digests.page_of(snapshot.layout.placements, after, limit_bytes)
+        with self._arena.slot_view(slot) as memory:
+            found = digests.compute(memory, page.places, self._places.budget, given_up)
+        if found is None or self.block.active() != (slot, epoch) or self._arena.record(slot) != record:
+            return None
+        return Digests(record, slot, epoch, found, page.following)
 
     def evidence(self) -> Evidence | None:
         """None while nothing serves that this process has checked and warmed."""

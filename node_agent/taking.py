@@ -41,7 +41,7 @@ from node_agent.quiet import Gate
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
 from node_agent.runtime import log
-from node_agent.serving import Abilities, Evidence, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched
+from node_agent.serving import Abilities, Digests, Evidence, Holder, Proven, Reading, SlotLook, SlotsSeen, Staging, Switched
 from node_agent.trouble import STEP_FAULTS
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 from raftmeta.core.manifest import Manifest
@@ -80,6 +80,13 @@ class Serving(Protocol):
 
     def vector(self) -> Reading | None:
         """Of what serves, None while nothing does. Blocks; may run beside everything else."""
+
+    def proven(self) -> Proven | None:
+        """What `vector` found last, None unless that was the decided content and the slot is as it was then. Reads no memory."""
+
+    def digests(self, after: str, limit_bytes: int, given_up: Callable[[], bool]) -> Digests | None:
+        """SHA-256 of the tensors behind this name, up to so many bytes and at least one, None while nothing serves or once it is given
+        up. Blocks; may run beside everything else. Only of an engine whose memory this node can read."""
 
     def evidence(self) -> Evidence | None:
         """What is known of what serves without looking at its bytes again, None while nothing does that was checked and warmed."""

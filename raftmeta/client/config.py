@@ -79,6 +79,16 @@ def load(path: Path) -> Connection:
     )
 
 
+def runtime_dir(environ: Mapping[str, str] | None = None, user: int | None = None) -> Path:
+    """Where commands of this user meet until the machine restarts: the same from a shell and from cron, which sets no variable."""
+    env = os.environ if environ is None else environ
+    number = os.getuid() if user is None else user
+    session = Path(f"/run/user/{number}")
+    if env.get("XDG_RUNTIME_DIR"):
+        return Path(env["XDG_RUNTIME_DIR"]) / "raftmeta"
+    return session / "raftmeta" if session.is_dir() else Path(f"/tmp/raftmeta-{number}")
+
+
 def _read(path: Path, what: str) -> str:
     try:
         with path.open("rb") as file:

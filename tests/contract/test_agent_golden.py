@@ -11,18 +11,20 @@ from pathlib import Path
 from node_agent.config import AgentConfig
 from node_agent.failure import FailureClass
 from node_agent.metric_table import METRICS, PHASES, PREFIX, STEPS, Kind, Spec
-from node_agent.routes import ROUTES, VECTOR_QUERY
+from node_agent.routes import ROUTES, VECTOR_QUERY, VECTORS_QUERY
+from node_agent.routes import Kind as Answers
 from node_agent.serve import DATATYPES
 from raftmeta.security.roles import ACTIONS
 
 GOLDEN = Path(__file__).parent / "golden" / "agent.txt"
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "metrics.md"
+QUERIES = {Answers.VECTOR: f"?{'&'.join(VECTOR_QUERY)}", Answers.VECTORS: f"?{'&'.join(VECTORS_QUERY)}"}
 
 
 def lines() -> Iterator[str]:
     yield "# routes: methods, path, action"
     for route in ROUTES:
-        query = f"?{'&'.join(VECTOR_QUERY)}" if route.kind == "vector" else ""
+        query = QUERIES.get(route.kind, "")
         yield f"{' '.join(route.methods)} {route.path}{query} {route.action}"
     yield "# roles that may do it"
     for action in sorted({route.action for route in ROUTES}):

@@ -42,6 +42,7 @@ GET: dict[str, tuple[int, ...]] = {
     "/metrics": (200,) * 7,
     "/raftmeta/v1/status": (200,) * 7,
     "/raftmeta/v1/slots": (200,) * 7,
+    "/raftmeta/v1/vector": (200,) * 7,
     "/raftmeta/v1/vector/search": (200,) * 7,
     "/raftmeta/v1/vector/other": (404,) * 7,
     "/raftmeta/v1/evidence/search": (200,) * 7,

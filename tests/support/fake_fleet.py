@@ -9,15 +9,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from consistency import vector
-from consistency.agents import AgentFault
-from consistency.findings import NodeVector
+from consistency.agent_answers import AgentFault
+from consistency.findings import DigestPage, NodeVector
 from raftmeta.client import Page, Reply
 from raftmeta.core import manifest as manifests
 from raftmeta.core.errors import RaftmetaError
@@ -61,8 +61,9 @@ class FakeNode:
     switching: bool = False
     epoch: int = 3
     boot_id: str = "boot-1"
+    age_ms: int = 7
     fault: AgentFault | None = None  # raised instead of any answer
-    before_answer: Callable[[str], None] = lambda question: None  # called with roots | entries | blocks
+    before_answer: Callable[[str], None] = lambda question: None  # called with roots | entries | blocks | digests
 
     def damage(self, tensor: str, at: int, xor: int = 0x80) -> None:
         self.tensors[tensor][2][at] ^= xor
@@ -86,7 +87,16 @@ class FakeNode:
             self.active_models,
             self.switching,
             made if entries else None,
+            self.age_ms,
         )
+
+    def digests(self, after: str) -> DigestPage:
+        """Two tensors a page."""
+        self._asked("digests")
+        names = sorted(name for name in self.tensors if name > after)
+        found = {name: hashlib.sha256(self.tensors[name][2]).hexdigest() for name in names[:2]}
+        following = names[1] if len(names) > 2 else ""
+        return DigestPage(self.name, self.boot_id, DEPLOYMENT, self.checksum, 1, self.epoch, found, following)
 
     def blocks(self, tensor: str) -> vector.Words:
         self._asked("blocks")
@@ -103,6 +113,7 @@ class FakeFleet:
 
     def __init__(self, primary: tuple[str, ...] = ("a1",), standby: tuple[str, ...] | None = ("b1",)) -> None:
         self.revision = 812
+        self.generation = 2
         self.deployments: dict[str, dict[str, Any]] = {}
         self.versions: dict[str, dict[str, Any]] = {}
         self.manifests: dict[str, Manifest] = {}
@@ -130,9 +141,6 @@ class FakeFleet:
         sides = {"primary": {"zone": "a", "nodes": list(primary)}, "standby": standby and {"zone": "b", "nodes": list(standby)}}
         self.deployments[name] = {"name": name, "model": MODEL, "policy": {}, **fresh, **sides, **state}
 
-    async def get_deployment(self, name: str, /) -> Reply:
-        return self._reply(self.deployments[name])
-
     async def list_deployments(self, page: Page, /) -> Reply:
         """One to a page, so that nobody forgets to turn it."""
         names = sorted(name for name in self.deployments if name > (page.after or ""))
@@ -157,7 +165,24 @@ class FakeFleet:
     def _reply(self, body: dict[str, Any]) -> Reply:
         if self.fault:
             raise self.fault
-        return Reply(dict(body), status=200, revision=self.revision, generation=2)
+        return Reply(dict(body), status=200, revision=self.revision, generation=self.generation)
+
+    def count_calls(self) -> dict[str, int]:
+        """How often each call of the members is made from now on, those that never are left out."""
+        counts: dict[str, int] = {}
+
+        def counted(name: str) -> None:
+            call = getattr(self, name)
+
+            def count(*arguments: Any) -> Any:
+                counts[name] = counts.get(name, 0) + 1
+                return call(*arguments)
+
+            setattr(self, name, count)
+
+        for name in ("list_deployments", "nodes", "get_version", "get_manifest", "get_rollout", "record_verdict"):
+            counted(name)
+        return counts
 
 
 @dataclass
@@ -165,10 +190,22 @@ class FakeAgents:
     fleet: FakeFleet
     asked: list[tuple[str, str]] = field(default_factory=list)  # node, question
 
-    async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector:
+    async def vectors(self, url: str, deployments: Sequence[str], max_age_ms: int | None) -> dict[str, NodeVector | AgentFault]:
         node = self._node(url)
-        self.asked.append((node.name, "entries" if entries else "roots"))
+        self.asked.append((node.name, "roots"))
+        given = node.vector(entries=False)
+        return {name: msgspec.structs.replace(given, deployment=name) for name in deployments}
+
+    async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector:
+        assert entries
+        node = self._node(url)
+        self.asked.append((node.name, "entries"))
         return node.vector(entries)
+
+    async def digests(self, url: str, deployment: str, after: str) -> DigestPage:
+        node = self._node(url)
+        self.asked.append((node.name, f"digests after {after!r}"))
+        return node.digests(after)
 
     async def blocks(self, url: str, deployment: str, tensor: str) -> vector.Words:
         node = self._node(url)
@@ -179,11 +216,29 @@ class FakeAgents:
         return self.fleet.nodes_by_name[url.removeprefix("http://")]
 
 
+def vectors_route(node: FakeNode) -> Route:
+    """The node's answer for all its deployments; nodes of earlier builds have none."""
+
+    def answer(body: Any, query: dict[str, str]) -> Answer:
+        names = query["deployments"].split(",")
+        try:
+            whole = dict(msgspec.to_builtins(node.vector(entries=False)))
+        except AgentFault as fault:
+            return problem(fault.code, fault.detail)
+        shared = {name: whole.pop(name) for name in ("node", "boot_id", "active_models")}
+        vectors = dict.fromkeys(names, whole | {"vector_from": "memory"})
+        return Answer({**shared, "vectors": vectors, "faults": {}})
+
+    return answer
+
+
 def vector_route(node: FakeNode) -> Route:
-    """The node's part of the agent's HTTP interface."""
+    """The node's answers for one deployment."""
 
     def answer(body: Any, query: dict[str, str]) -> Answer:
         try:
+            if "sha256" in query:
+                return Answer(msgspec.to_builtins(node.digests(query.get("after", ""))))
             if "blocks" in query:
                 packed = base64.b64encode(vector.pack_blocks(node.blocks(query["blocks"]))).decode()
                 return Answer({"tensor": query["blocks"], "blocks": packed})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -20,7 +20,20 @@ from node_agent.journal import Proof
 from node_agent.messages import Tensor
 from node_agent.plan import Order, SlotSeen, Target
 from node_agent.refusal import Refusal
-from node_agent.serving import Abilities, DrainKnown, Evidence, Holder, Reading, SlotLook, SlotsSeen, Staging, Switched, VectorFrom
+from node_agent.serving import (
+    Abilities,
+    Digests,
+    DrainKnown,
+    Evidence,
+    Holder,
+    Proven,
+    Reading,
+    SlotLook,
+    SlotsSeen,
+    Staging,
+    Switched,
+    VectorFrom,
+)
 from node_agent.store import Store
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.types import StageCounters
@@ -85,6 +98,12 @@ class OwnedServing:
         attested = self._server.digest(self._server.active)
         record = msgspec.structs.replace(self._record(slot), vector_root=attested)
         return Reading(record, slot, self._server.switches, {}, VectorFrom.SERVER)
+
+    def proven(self) -> Proven | None:
+        return None
+
+    def digests(self, after: str, limit_bytes: int, given_up: Callable[[], bool]) -> Digests | None:
+        raise AssertionError("nobody but the server reads its memory")
 
     def evidence(self) -> Evidence | None:
         slot = self._active()

@@ -19,6 +19,7 @@ class TwoSides:
     """Nodes n1 (primary, zone a) and n2 (standby, zone b); versions 1.0.0 to 3.0.0 of a chain of layers are published."""
 
     def __init__(self, root: Path, arena_dir: Path, **settings: object) -> None:
+        self.arena_dir = arena_dir
         self.plane = FakeControlPlane()
         self.plane.start()
         self.driver = Driver(self.plane)

@@ -19,8 +19,10 @@ import pytest
 
 from consistency import agents as agents_module
 from consistency import vector
-from consistency.agents import AgentFault, AgentOptions, HttpAgents
+from consistency.agent_answers import AgentFault
+from consistency.agents import HttpAgents
 from consistency.findings import NodeVector
+from consistency.node_http import MAX_PROBLEM_BYTES, HttpOptions
 from raftmeta.core.errors import RaftmetaError
 from tests.support.certificates import TestAuthority
 from tests.support.fake_fleet import DEPLOYMENT, FakeFleet
@@ -35,7 +37,7 @@ def good_answer(**changes: Any) -> dict[str, Any]:
 
 def ask(handler: Handler, url: str = URL, *, entries: bool = False, options: dict[str, Any] | None = None) -> NodeVector:
     async def work() -> NodeVector:
-        async with HttpAgents(AgentOptions(http=httpx.MockTransport(handler), **(options or {}))) as agents:
+        async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler), **(options or {}))) as agents:
             return await agents.vector(url, DEPLOYMENT, entries)
 
     return asyncio.run(work())
@@ -43,7 +45,7 @@ def ask(handler: Handler, url: str = URL, *, entries: bool = False, options: dic
 
 def ask_blocks(handler: Handler, tensor: str = "norm") -> vector.Words:
     async def work() -> vector.Words:
-        async with HttpAgents(AgentOptions(http=httpx.MockTransport(handler))) as agents:
+        async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler))) as agents:
             return await agents.blocks(URL, DEPLOYMENT, tensor)
 
     return asyncio.run(work())
@@ -156,7 +158,7 @@ def test_an_answer_without_end_is_cut() -> None:
                 yield b" " * (1 << 20)
 
     assert "exceeds 67108864 bytes" in fault(lambda request: httpx.Response(200, stream=Endless())).detail
-    assert f"exceeds {agents_module.MAX_PROBLEM_BYTES} bytes" in fault(lambda request: httpx.Response(500, stream=Endless())).detail
+    assert f"exceeds {MAX_PROBLEM_BYTES} bytes" in fault(lambda request: httpx.Response(500, stream=Endless())).detail
 
 
 def test_a_refusal_keeps_the_agents_code() -> None:
@@ -228,7 +230,7 @@ def test_a_silent_node_ends_at_its_own_deadline_and_holds_up_nobody_else() -> No
         return httpx.Response(200, json=good_answer())
 
     async def work() -> tuple[NodeVector, AgentFault]:
-        options = AgentOptions(timeout_s=0.1, http=httpx.MockTransport(handler))
+        options = HttpOptions(timeout_s=0.1, http=httpx.MockTransport(handler))
         async with HttpAgents(options) as agents:
             silent = asyncio.create_task(agents.vector("http://silent", DEPLOYMENT, entries=False))
             given = await agents.vector("http://other", DEPLOYMENT, entries=False)
@@ -253,11 +255,186 @@ def test_no_more_than_the_limit_are_asked_at_once() -> None:
         return httpx.Response(200, json=good_answer())
 
     async def work() -> None:
-        async with HttpAgents(AgentOptions(max_at_once=3, http=httpx.MockTransport(handler))) as agents:
+        async with HttpAgents(HttpOptions(max_at_once=3, http=httpx.MockTransport(handler))) as agents:
             await asyncio.gather(*(agents.vector(f"http://n{number}", DEPLOYMENT, entries=False) for number in range(20)))
 
     asyncio.run(work())
     assert most == 3
+
+
+# One question for all deployments of a node, digests, ages.
+
+
+def bulk_answer(*names: str, **changes: Any) -> dict[str, Any]:
+    one = {
+        name: value for name, value in good_answer().items() if name not in ("node", "boot_id", "deployment", "active_models", "entries")
+    }
+    vectors = {name: one | {"vector_from": "memory"} | changes for name in names}
+    return {"node": "a1", "zone": "a", "boot_id": "boot-1", "active_models": len(names), "vectors": vectors, "faults": {}}
+
+
+def ask_all(handler: Handler, names: list[str], max_age_ms: int | None = None, **options: Any) -> dict[str, NodeVector | AgentFault]:
+    async def work() -> dict[str, NodeVector | AgentFault]:
+        async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler), **options)) as agents:
+            return await agents.vectors(URL, names, max_age_ms)
+
+    return asyncio.run(work())
+
+
+def codes(given: dict[str, NodeVector | AgentFault]) -> dict[str, str]:
+    return {name: item.code if isinstance(item, AgentFault) else "" for name, item in given.items()}
+
+
+def test_a_node_is_asked_once_for_all_its_deployments() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json=bulk_answer("d1", "d2"))
+
+    given = ask_all(handler, ["d1", "d2"], 60_000, timeout_s=12.5, token="secret")
+    assert [str(request.url) for request in seen] == [f"{URL}/raftmeta/v1/vector?deployments=d1%2Cd2&wait_s=13&max_age_ms=60000"]
+    assert seen[0].headers["authorization"] == "Bearer secret"
+    first = given["d1"]
+    assert isinstance(first, NodeVector)
+    assert (first.node, first.deployment, first.active_models, first.age_ms, first.entries) == ("a1", "d1", 2, 7, None)
+    ask_all(handler, ["d1"])
+    assert "max_age_ms" not in str(seen[1].url)
+
+
+def test_names_that_fill_an_address_come_in_several_questions() -> None:
+    asked: list[list[str]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params["deployments"].split(","))
+        return httpx.Response(200, json=bulk_answer(*asked[-1]))
+
+    names = [f"deployment-{number:04d}-{'x' * 100}" for number in range(400)]
+    given = ask_all(handler, names)
+    assert [name for batch in asked for name in batch] == names == list(given)
+    assert all(len(",".join(batch)) <= agents_module.MAX_NAMES_CHARS for batch in asked) and len(asked) == 3
+
+
+def test_of_several_questions_one_that_fails_leaves_the_others_answered() -> None:
+    asked: list[int] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(1)
+        if len(asked) == 2:
+            return httpx.Response(503, json={"code": "starting"})
+        return httpx.Response(200, json=bulk_answer(*request.url.params["deployments"].split(",")))
+
+    names = [f"deployment-{number:04d}-{'x' * 100}" for number in range(400)]
+    given = codes(ask_all(handler, names))
+    assert list(given) == names and {*given.values()} == {"", "starting"}
+    with pytest.raises(AgentFault, match="starting"):
+        ask_all(lambda request: httpx.Response(503, json={"code": "starting"}), ["d1"])
+
+
+def test_an_answer_for_few_deployments_may_be_small_only() -> None:
+    limit = agents_module.MAX_ROOTS_BYTES + 2 * agents_module.MAX_ROOT_BYTES
+    with pytest.raises(AgentFault, match=f"exceeds {limit} bytes"):
+        ask_all(answering(b" " * (limit + 1)), ["d1", "d2"])
+
+
+def test_what_a_node_cannot_tell_of_one_deployment_is_a_fault_of_that_one() -> None:
+    body = bulk_answer("d1", "d2", "d3")
+    del body["vectors"]["d2"], body["vectors"]["d3"]
+    body["faults"] = {"d2": {"code": "starting", "detail": "because"}}
+    body["vectors"]["d4"] = body["vectors"]["d1"] | {"vector_from": "server"}
+    given = ask_all(answering(body), ["d1", "d2", "d3", "d4"])
+    assert codes(given) == {"d1": "", "d2": "starting", "d3": "bad_answer", "d4": "attested"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        {},
+        bulk_answer("d1") | {"vectors": []},
+        bulk_answer("d1") | {"faults": {"d1": {}}},
+        bulk_answer("d1", vector_root="xyz"),
+        bulk_answer("d1", age_ms=-1),
+        bulk_answer("d1", age_ms=None),
+        bulk_answer("d1", slot=None),
+    ],
+)
+def test_an_answer_for_all_outside_its_form_is_refused(body: Any) -> None:
+    with pytest.raises(AgentFault) as caught:
+        ask_all(answering(body), ["d1"])
+    assert caught.value.code == "bad_answer"
+
+
+def test_an_answer_without_an_age_or_older_than_was_asked_for_is_not_believed() -> None:
+    body = bulk_answer("d1")
+    del body["vectors"]["d1"]["age_ms"]
+    with pytest.raises(AgentFault, match="age_ms"):
+        ask_all(answering(body), ["d1"], 60_000)
+    assert codes(ask_all(answering(bulk_answer("d1", age_ms=60_000)), ["d1"], 60_000)) == {"d1": ""}
+    assert codes(ask_all(answering(bulk_answer("d1", age_ms=60_001)), ["d1"], 60_000)) == {"d1": "too_old"}
+    assert codes(ask_all(answering(bulk_answer("d1", age_ms=50_000)), ["d1"])) == {"d1": "too_old"}, "it was to be read now"
+    assert fault(answering(good_answer(age_ms=50_000))).code == "too_old"
+
+
+def test_a_reading_made_for_this_answer_may_take_longer_than_an_earlier_one_may_be_old() -> None:
+    async def slow(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(0.05)
+        return httpx.Response(200, json=bulk_answer("d1", age_ms=1_040))
+
+    assert codes(ask_all(slow, ["d1"], 0)) == {"d1": ""}  # type: ignore[arg-type]
+
+
+def test_a_node_of_an_earlier_build_is_asked_for_one_deployment_after_the_other() -> None:
+    asked: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url.raw_path.decode()))
+        name = request.url.path.removeprefix("/raftmeta/v1/vector").removeprefix("/")
+        if not name:
+            return httpx.Response(404, json={"code": "not_found", "detail": "no such resource"})
+        if name == "d2":
+            return httpx.Response(503, json={"code": "starting"})
+        body = good_answer(deployment=name)
+        del body["age_ms"]
+        return httpx.Response(200, json=body)
+
+    given = ask_all(handler, ["d1", "d2", "d3"], 60_000)
+    assert codes(given) == {"d1": "", "d2": "starting", "d3": ""}
+    assert asked[1:] == [f"/raftmeta/v1/vector/d{number}?entries=0" for number in (1, 2, 3)], "and told nothing that it does not know"
+    first = given["d1"]
+    assert isinstance(first, NodeVector) and 0 < first.age_ms < 60_000, "it read its memory for the answer"
+
+
+def test_a_node_of_an_earlier_build_that_falls_silent_is_asked_no_further() -> None:
+    asked: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if len(asked) == 1:
+            return httpx.Response(404, json={"code": "not_found"})
+        if len(asked) == 2:
+            return httpx.Response(200, json=good_answer(deployment="d1"))
+        raise httpx.ConnectError("connection refused", request=request)
+
+    assert codes(ask_all(handler, ["d1", "d2", "d3"])) == {"d1": "", "d2": "unreachable", "d3": "unreachable"}
+    assert len(asked) == 3
+
+
+def test_digests_come_page_by_page() -> None:
+    node = FakeFleet().nodes_by_name["a1"]
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, content=msgspec.json.encode(node.digests(request.url.params.get("after", ""))))
+
+    async def work(after: str) -> Any:
+        async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler))) as agents:
+            return await agents.digests(URL, DEPLOYMENT, after)
+
+    assert asyncio.run(work("")) == node.digests("")
+    assert asyncio.run(work("layer.0.bias")) == node.digests("layer.0.bias")
+    assert [str(request.url).partition("?")[2] for request in seen] == ["sha256=1&wait_s=60", "sha256=1&wait_s=60&after=layer.0.bias"]
 
 
 # Real TLS on loopback.
@@ -294,7 +471,7 @@ def tls_node(authority: TestAuthority) -> Iterator[str]:
 
 def ask_tls(url: str, ca_file: Path | None) -> NodeVector:
     async def work() -> NodeVector:
-        async with HttpAgents(AgentOptions(token="secret", ca_file=ca_file, timeout_s=10)) as agents:
+        async with HttpAgents(HttpOptions(token="secret", ca_file=ca_file, timeout_s=10)) as agents:
             return await agents.vector(url, DEPLOYMENT, entries=False)
 
     return asyncio.run(work())
@@ -315,5 +492,5 @@ def test_a_broken_authority_file_is_a_configuration_fault(tmp_path: Path) -> Non
     (tmp_path / "ca.pem").write_text("nothing")
     for path in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
         with pytest.raises(RaftmetaError, match="cannot be used") as caught:
-            HttpAgents(AgentOptions(ca_file=path))
+            HttpAgents(HttpOptions(ca_file=path))
         assert caught.value.code == "bad_field"

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from consistency.agents import AgentFault
+from consistency import lock
+from consistency.agent_answers import AgentFault
+from consistency.main import with_seconds
 from raftmeta.cli.main import main
-from tests.support.fake_fleet import DEPLOYMENT, FakeFleet, routes, vector_route
-from tests.support.stub_http import StubServer, always, problem, stub_server
+from tests.support.check_stub import serving_fleet
+from tests.support.fake_fleet import DEPLOYMENT, FakeFleet
+from tests.support.stub_http import StubServer, always, problem
 
 
 @pytest.fixture
@@ -21,15 +30,21 @@ def fleet() -> FakeFleet:
 
 @pytest.fixture
 def stub(fleet: FakeFleet) -> Iterator[StubServer]:
-    with stub_server(routes(fleet)) as server:
-        for name, node in fleet.nodes_by_name.items():
-            fleet.urls[name] = f"{server.url}/{name}"
-            server.routes["GET", f"/{name}/raftmeta/v1/vector/{DEPLOYMENT}"] = vector_route(node)
+    with serving_fleet(fleet) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 def run(stub: StubServer, *words: str) -> int:
     return main(["check", "--url", stub.url, "--timeout", "2", *words])
+
+
+def asked_of_nodes(stub: StubServer) -> list[str]:
+    return sorted(path for _, path, _, _ in stub.requests if "/raftmeta/v1/" in path)
 
 
 def test_equal_sides_exit_0_and_the_verdict_is_recorded(stub: StubServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,13 +56,127 @@ def test_equal_sides_exit_0_and_the_verdict_is_recorded(stub: StubServer, fleet:
     assert (deployment, verdict, report["mismatch_ratio"]) == (DEPLOYMENT, "consistent", 0.0)
 
 
+def test_each_node_gets_one_question_and_one_of_an_earlier_build_two(stub: StubServer, fleet: FakeFleet) -> None:
+    assert run(stub) == 0
+    assert asked_of_nodes(stub) == ["/a1/raftmeta/v1/vector", "/b1/raftmeta/v1/vector"]
+    del stub.routes["GET", "/b1/raftmeta/v1/vector"]
+    stub.requests.clear()
+    assert run(stub) == 0
+    assert asked_of_nodes(stub) == ["/a1/raftmeta/v1/vector", "/b1/raftmeta/v1/vector", "/b1/raftmeta/v1/vector/search"]
+
+
+def test_a_deep_check_asks_for_digests_too(stub: StubServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(stub, "--deep", "--json") == 0
+    seen = json.loads(capsys.readouterr().out)["deployments"][0]
+    assert [node["sha256_equal"] for node in seen["nodes"]] == [True, True] and seen["limits"]["deep"] is True
+
+
+def test_a_quorum_is_kept_to_and_stated(stub: StubServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet.nodes_by_name["a1"].fault = AgentFault("starting", "because")
+    assert run(stub, "--quorum", "majority") == 2, "of one node that is all"
+    fleet.declare(DEPLOYMENT, ("a1", "b1"), None, version="v1", order_revision=5, activated_revision=6)
+    assert run(stub, "--quorum", "1") == 0
+    assert "CONSISTENT FOR 1 OF 2 NODES" in capsys.readouterr().out
+    assert [verdict for _, verdict, _ in fleet.recorded] == ["incomplete", "incomplete"]
+
+
+def test_a_reading_that_is_older_than_allowed_is_not_taken(stub: StubServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet.nodes_by_name["b1"].age_ms = 61_000
+    assert run(stub, "--max-age", "60") == 2
+    assert "not looked at: b1 (too_old)" in capsys.readouterr().out
+    assert run(stub, "--max-age", "120") == 0
+    assert "61 s ago  120 s ago" in capsys.readouterr().out
+    assert run(stub) == 2
+
+
+def test_reports_are_written_beside_what_is_printed(
+    stub: StubServer, fleet: FakeFleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, suite = tmp_path / "check.prom", tmp_path / "check.xml"
+    words = ("--prometheus", str(page), "--junit", str(suite))
+    assert run(stub, *words) == 0
+    assert 'raftmeta_check_verdict{deployment="search",verdict="consistent"} 1' in page.read_text()
+    assert '<testcase classname="search" name="a1" />' in suite.read_text()
+    stub.routes["GET", "/v1/deployments"] = always(problem("forbidden"))
+    assert run(stub, *words) == 2
+    assert "raftmeta_check_exit_status 2" in page.read_text() and "forbidden" in suite.read_text()
+    assert run(stub, "--prometheus", str(tmp_path / "no" / "x.prom")) == 3
+
+
+def test_a_second_run_ends_at_once_and_says_who_is_there(stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "check.lock"
+    with lock.held(path):
+        assert run(stub, "--lock", str(path)) == 2
+        assert f"INCOMPLETE: another check runs (process {os.getpid()}, since " in capsys.readouterr().out
+        assert run(stub, "--lock", str(path), "--json") == 2
+        seen = json.loads(capsys.readouterr().out)
+        assert (seen["verdict"], seen["error"]["code"]) == ("incomplete", "check_running")
+        assert stub.requests == []
+        assert run(stub) == 0, "another lock"
+    with lock.held(lock.path_for(tmp_path / "raftmeta", [stub.url])):
+        assert run(stub) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_repeated_check_tells_changes_and_ends_with_the_last_status(
+    stub: StubServer, fleet: FakeFleet, tmp_path: Path, number: signal.Signals
+) -> None:
+    words = [sys.executable, "-m", "raftmeta.cli.main", "check", "--url", stub.url, "--watch", "1"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert process.stdout is not None
+    with process.stdout as out:
+        assert "CONSISTENT  search" in out.readline()
+        fleet.nodes_by_name["b1"].damage("norm", 0)
+        assert "DIVERGED    search" in out.readline()
+        while "differs: (block) node b1" not in out.readline():
+            pass
+        process.send_signal(number)
+        assert process.wait(30) == 1
+    assert {verdict for _, verdict, _ in fleet.recorded} == {"consistent", "diverged"}
+
+
+def test_a_killed_check_records_nothing_wrong_and_keeps_nobody_out(stub: StubServer, fleet: FakeFleet, tmp_path: Path) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold(question: str) -> None:
+        asked.set()
+        go_on.wait(30)
+
+    fleet.nodes_by_name["b1"].before_answer = hold
+    words = [sys.executable, "-m", "raftmeta.cli.main", "check", "--url", stub.url]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert asked.wait(30)
+    assert run(stub) == 2, "it is running"
+    process.kill()
+    process.wait(30)
+    go_on.set()
+    assert fleet.recorded == []
+    fleet.nodes_by_name["b1"].before_answer = lambda question: None
+    assert run(stub) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--watch"], ["--watch", "60"]),
+        (["--watch", "5.5"], ["--watch", "5.5"]),
+        (["--watch", "--json"], ["--watch", "60", "--json"]),
+        (["search", "--watch"], ["search", "--watch", "60"]),
+        (["--watch", "search"], ["--watch", "60", "search"]),
+        (["--watch=5", "search"], ["--watch=5", "search"]),
+    ],
+)
+def test_watch_takes_seconds_or_none(words: list[str], meant: list[str]) -> None:
+    assert with_seconds(words) == meant
+
+
 def test_a_difference_exits_1_with_one_json_value(stub: StubServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:
     fleet.nodes_by_name["b1"].damage("embed.weight", 200_000)
     assert run(stub, DEPLOYMENT, "--json") == 1
     captured = capsys.readouterr()
     seen = json.loads(captured.out)
     assert (seen["verdict"], seen["exit"], seen["not_recorded"]) == ("diverged", 1, [])
-    (finding,) = seen["deployments"][0]["findings"]
+    _, finding = seen["deployments"][0]["findings"]  # after the one about the sides
     assert (finding["node"], finding["tensor"], finding["block"]) == ("b1", "embed.weight", 3)
     assert captured.err == ""
     assert fleet.recorded[0][1] == "diverged"
@@ -86,7 +215,10 @@ def test_without_any_deployment_nothing_was_proved(stub: StubServer, fleet: Fake
     assert "no deployment is declared" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["seach"], ["--deployment", "seach"], ["search", "--all"], ["--node-timeout", "0"], ["--lag"]])
+WRONG = [["--quorum", "0"], ["--quorum", "most"], ["--quorum", "-1"], ["--max-age", "-1"], ["--watch", "0"], ["--lock", "/no/such/file"]]
+
+
+@pytest.mark.parametrize("words", [["seach"], ["--deployment", "seach"], ["search", "--all"], ["--node-timeout", "0"], ["--lag"], *WRONG])
 def test_a_wrong_command_line_exits_3_and_records_nothing(stub: StubServer, fleet: FakeFleet, words: list[str]) -> None:
     assert run(stub, *words) == 3
     assert fleet.recorded == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from consistency import vector
-from consistency.agents import AgentFault
+from consistency.agent_answers import AgentFault
 from consistency.collect import Checker
 from consistency.findings import Finding, Limits, Verdict
 from raftmeta.core.errors import RaftmetaError
@@ -26,6 +26,11 @@ def verdict_of(fleet: FakeFleet) -> Verdict:
 
 def codes(made: Verdict) -> list[str]:
     return [finding.code for finding in made.findings] + [reason.code for reason in made.reasons]
+
+
+def in_memory(made: Verdict) -> list[Finding]:
+    """What was found on nodes, without the comparison of the sides as a whole."""
+    return [finding for finding in made.findings if finding.code != "sides"]
 
 
 @pytest.fixture
@@ -49,10 +54,11 @@ def test_one_flipped_sign_on_the_standby_is_named_with_node_tensor_and_block(fle
     agents = FakeAgents(fleet)
     (made,) = asyncio.run(Checker(fleet, agents).check([DEPLOYMENT]))
     assert (made.verdict, made.exit_status) == ("diverged", 1)
-    (finding,) = made.findings
+    (finding,) = in_memory(made)
     assert (finding.code, finding.node, finding.tensor, finding.block) == ("block", "b1", "embed.weight", 3)
     assert (finding.model, finding.deployment) == (MODEL, DEPLOYMENT)
     assert finding.expected != finding.found
+    assert made.findings[0].detail == "the primary holds what was published, the standby does not"
     assert finding.detail == "bytes 196608..262144 of the tensor; 1 of its 5 blocks differ"
     assert made.mismatch_ratio == 0.25
     assert [node.tensors_different for node in made.nodes] == [0, 1]
@@ -63,7 +69,7 @@ def test_every_damaged_tensor_has_a_finding(fleet: FakeFleet) -> None:
     for name in ("layer.0.bias", "norm"):
         fleet.nodes_by_name["a1"].damage(name, 0)
     made = verdict_of(fleet)
-    assert [(finding.node, finding.tensor, finding.block) for finding in made.findings] == [("a1", "layer.0.bias", 0), ("a1", "norm", 0)]
+    assert [(finding.node, finding.tensor, finding.block) for finding in in_memory(made)] == [("a1", "layer.0.bias", 0), ("a1", "norm", 0)]
     assert made.tensors_different == 2
 
 
@@ -72,15 +78,19 @@ def test_sides_that_agree_with_each_other_but_not_with_the_manifest_diverge(flee
         node.damage("layer.0.weight", 5)
     made = verdict_of(fleet)
     assert made.verdict == "diverged"
-    assert [(finding.code, finding.node, finding.block) for finding in made.findings] == [("tensor", "a1", -1), ("tensor", "b1", -1)]
+    assert [(finding.code, finding.node, finding.block) for finding in in_memory(made)] == [("tensor", "a1", -1), ("tensor", "b1", -1)]
     assert made.nodes[0].vector_root == made.nodes[1].vector_root
+    sides = made.findings[0]
+    assert (sides.code, sides.expected, sides.found) == ("sides", made.vector_root, made.nodes[0].vector_root)
+    assert sides.detail == "both sides hold the same weights, and these are not what was published"
 
 
 def test_blocks_are_compared_with_any_node_that_holds_the_tensor_as_published(fleet: FakeFleet) -> None:
     fleet.nodes_by_name["a1"].damage("layer.0.weight", 5)
     fleet.nodes_by_name["b1"].damage("layer.0.bias", 5)
     made = verdict_of(fleet)
-    assert [(finding.code, finding.node, finding.tensor) for finding in made.findings] == [
+    assert made.findings[0].detail == "neither side holds what was published"
+    assert [(finding.code, finding.node, finding.tensor) for finding in in_memory(made)] == [
         ("block", "a1", "layer.0.weight"),
         ("block", "b1", "layer.0.bias"),
     ]
@@ -90,7 +100,7 @@ def test_a_missing_and_a_further_tensor_are_findings(fleet: FakeFleet) -> None:
     tensors = fleet.nodes_by_name["b1"].tensors
     tensors["stray"] = tensors.pop("norm")
     made = verdict_of(fleet)
-    assert [(finding.code, finding.tensor) for finding in made.findings] == [("tensor_missing", "norm"), ("tensor_extra", "stray")]
+    assert [(finding.code, finding.tensor) for finding in in_memory(made)] == [("tensor_missing", "norm"), ("tensor_extra", "stray")]
     assert made.tensors_different == 2
 
 
@@ -151,7 +161,7 @@ def test_a_node_that_differs_and_then_falls_silent_still_diverges(fleet: FakeFle
 
     node.before_answer = fall_silent
     made = verdict_of(fleet)
-    assert (made.verdict, codes(made)) == ("diverged", ["vector_root", "timed_out"])
+    assert (made.verdict, codes(made)) == ("diverged", ["sides", "vector_root", "timed_out"])
     assert made.mismatch_ratio is None
 
 
@@ -165,7 +175,7 @@ def test_blocks_that_cannot_be_had_leave_the_tensor_named(fleet: FakeFleet) -> N
 
     node.before_answer = fall_silent
     made = verdict_of(fleet)
-    assert [(finding.code, finding.tensor, finding.block) for finding in made.findings] == [("tensor", "norm", -1)]
+    assert [(finding.code, finding.tensor, finding.block) for finding in in_memory(made)] == [("tensor", "norm", -1)]
 
 
 # Memory and nodes that change while they are looked at.
@@ -176,14 +186,14 @@ def test_memory_that_changes_between_two_questions_contradicts_itself(fleet: Fak
     node.damage("norm", 0)
     node.before_answer = lambda question: node.damage("norm", 0) if question == "entries" else None
     made = verdict_of(fleet)
-    assert (made.verdict, codes(made)) == ("diverged", ["self_contradiction"])
+    assert (made.verdict, codes(made)) == ("diverged", ["sides", "self_contradiction"])
 
 
 def test_blocks_that_do_not_hash_to_the_told_entry_locate_nothing(fleet: FakeFleet) -> None:
     node = fleet.nodes_by_name["b1"]
     node.damage("norm", 0)
     node.before_answer = lambda question: node.damage("norm", 1) if question == "blocks" else None
-    assert codes(verdict_of(fleet)) == ["tensor"]
+    assert codes(verdict_of(fleet)) == ["sides", "tensor"]
 
 
 def test_a_node_that_restarts_between_two_questions_is_not_judged(fleet: FakeFleet) -> None:
@@ -232,6 +242,40 @@ def test_nodes_that_are_added_during_the_check_are_noticed(fleet: FakeFleet) -> 
 
     fleet.nodes_by_name["a1"].before_answer = add
     assert codes(verdict_of(fleet)) == ["switching"]
+
+
+def test_a_switch_of_the_generation_is_noticed(fleet: FakeFleet) -> None:
+    def restore(question: str) -> None:
+        fleet.generation += 1
+
+    fleet.nodes_by_name["a1"].before_answer = restore
+    made = verdict_of(fleet)
+    assert (made.verdict, codes(made), made.moved) == ("incomplete", ["switching"], True)
+
+
+def test_a_verdict_names_the_order_and_the_revisions_that_it_is_of(fleet: FakeFleet) -> None:
+    def write(question: str) -> None:
+        fleet.revision = 900
+
+    fleet.nodes_by_name["b1"].before_answer = write
+    made = verdict_of(fleet)
+    assert (made.order_revision, made.started_revision, made.revision, made.generation) == (700, 812, 900, 2)
+    assert (made.moved, made.nodes_total, made.nodes_seen) == (False, 2, 2)
+
+
+def test_another_deployment_that_gets_its_first_version_meanwhile_is_no_finding(fleet: FakeFleet) -> None:
+    fleet.declare("other", ("b1",), None)
+
+    def activate(question: str) -> None:
+        fleet.declare("other", ("b1",), None, version="v1", order_revision=820, activated_revision=830)
+
+    fleet.nodes_by_name["a1"].before_answer = activate
+    for count in (1, 2):
+        fleet.declare("other", ("b1",), None)
+        fleet.nodes_by_name["b1"].active_models = count
+        assert verdict_of(fleet).verdict == "consistent"
+    fleet.nodes_by_name["b1"].active_models = 3
+    assert codes(verdict_of(fleet)) == ["active_models"]
 
 
 # Versions, configuration, counts, lags.
@@ -364,6 +408,7 @@ def test_members_that_fall_silent_leave_that_deployment_incomplete(fleet: FakeFl
     fleet.nodes_by_name["a1"].before_answer = fall_silent
     made = verdict_of(fleet)
     assert (made.verdict, codes(made)) == ("incomplete", ["no_quorum"])
+    assert (made.generation, made.order_revision, made.version, made.started_revision, made.nodes_seen) == (2, 700, "v1", 812, 0)
 
 
 def test_a_manifest_that_is_not_the_versions_own_is_an_integrity_error(fleet: FakeFleet) -> None:
@@ -391,6 +436,6 @@ def test_findings_are_counted_beyond_what_is_kept(fleet: FakeFleet) -> None:
     for name in many:
         fleet.nodes_by_name["b1"].damage(name, 0)
     made = verdict_of(fleet)
-    assert (made.findings_total, len(made.findings), made.tensors_different) == (300, 200, 300)
+    assert (made.findings_total, len(made.findings), made.tensors_different) == (301, 200, 300)
     located = [finding for finding in made.findings if isinstance(finding, Finding) and finding.block >= 0]
     assert len(located) == 16

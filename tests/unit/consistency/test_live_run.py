@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from consistency import live_questions, live_run
-from consistency.agents import AgentFault
+from consistency.agent_answers import AgentFault
 from consistency.inference import Output
 from consistency.live import Heard, Judgement, Kind, Ledger, Question
 from consistency.live_agents import Spec, Standing

@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from consistency import report
-from consistency.agents import AgentFault
+from consistency.agent_answers import AgentFault
 from consistency.collect import Checker
 from consistency.findings import Finding, Limits, NodeSummary, Reason, Verdict, worst
 from raftmeta.core.handlers.verdicts import MAX_REPORT_BYTES
@@ -19,7 +19,7 @@ from tests.support.fake_fleet import FakeAgents, FakeFleet
 
 
 def verdict_of(fleet: FakeFleet) -> Verdict:
-    return asyncio.run(Checker(fleet, FakeAgents(fleet)).check([]))[0]
+    return asyncio.run(Checker(fleet, FakeAgents(fleet), clock=lambda: 0.0).check([]))[0]
 
 
 CONSISTENT = """\
@@ -27,11 +27,13 @@ search: model tiny, version v1 (number 1)                                       
 ====================================================================================================
 checksum 7bfc5b468dbb   vector root c403daaa7e47   revision 812
 
-                   PRIMARY  STANDBY  LIMIT
-active models      1        1        as decided
-mean version lag   40.0 ms  40.0 ms  200 ms apart
-tensors different  0 of 4   0 of 4   0
-share of tensors   0.00 %            0.00 %
+                   PRIMARY   STANDBY   LIMIT
+nodes seen         1 of 1    1 of 1    all
+memory read        7 ms ago  7 ms ago  for this check
+active models      1         1         as decided
+mean version lag   40.0 ms   40.0 ms   200 ms apart
+tensors different  0 of 4    0 of 4    0
+share of tensors   0.00 %              0.00 %
 
 NODE  SIDE     ZONE  VERSION  SLOT  VECTOR ROOT   MEMORY
 a1    primary  a     v1       1     c403daaa7e47  as published
@@ -43,11 +45,13 @@ search: model tiny, version v1 (number 1)                                       
 ====================================================================================================
 checksum 7bfc5b468dbb   vector root c403daaa7e47   revision 812
 
-                   PRIMARY  STANDBY   LIMIT
-active models      1        1         as decided
-mean version lag   40.0 ms  999.0 ms  200 ms apart
-tensors different  0 of 4   1 of 4    0
-share of tensors   25.00 %            0.00 %
+                   PRIMARY   STANDBY   LIMIT
+nodes seen         1 of 2    1 of 1    all
+memory read        7 ms ago  7 ms ago  for this check
+active models      1         1         as decided
+mean version lag   40.0 ms   999.0 ms  200 ms apart
+tensors different  0 of 4    1 of 4    0
+share of tensors   25.00 %             0.00 %
 
 NODE  SIDE     ZONE  VERSION  SLOT  VECTOR ROOT   MEMORY
 a1    primary  a     v1       1     c403daaa7e47  as published
@@ -56,6 +60,11 @@ b1    standby  b     v1       1     3012745e3ec8  1 differ
 
 not looked at: a2 (timed_out) http://a2 did not answer within 60 s
 
+differs: (sides) both sides
+    expected the same weights on both sides
+    found    primary c403daaa7e4701c3d72cd9ea59edb425551bf1fc1fba03472c89f935102f7678; standby
+        3012745e3ec824934e9c0f7542aa794338aab0e799ec089dc9ae0333d421c629
+    the primary holds what was published, the standby does not
 differs: (block) node b1, tensor embed.weight, block 3
     expected d18d2e11713662b5:91820cff5e4fc9f2
     found    e50632728d433535:11820cff5e4fc9f2
@@ -82,17 +91,41 @@ def test_a_diverged_one_names_what_differs_and_what_was_not_looked_at() -> None:
     assert report.as_text(verdict_of(diverged_fleet())) == DIVERGED
 
 
+def test_a_quorum_is_stated_and_in_the_log_it_is_not_called_consistent() -> None:
+    fleet = FakeFleet(("a1", "a2", "a3"), ("b1",))
+    fleet.nodes_by_name["a2"].fault = AgentFault("timed_out", "because")
+    (made,) = asyncio.run(Checker(fleet, FakeAgents(fleet), Limits(quorum="majority")).check([]))
+    text = report.as_text(made)
+    assert text.splitlines()[0].endswith("CONSISTENT FOR 3 OF 4 NODES")
+    assert "nodes seen         2 of 3" in text and "majority" in text
+    assert "unseen, as the quorum allows: a2 (timed_out) because" in text
+    assert report.summary(made).endswith("0 findings, 1 unseen")
+    recorded = report.for_record(made)
+    assert (made.verdict, report.recorded_as(made), recorded["verdict"]) == ("consistent", "incomplete", "incomplete")
+    assert (recorded["nodes_seen"], recorded["nodes_total"]) == (3, 4)
+    whole = verdict_of(FakeFleet())
+    assert (report.recorded_as(whole), report.for_record(whole)) == ("consistent", report.as_json(whole))
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0 ms"), (9_999, "9999 ms"), (10_000, "10 s"), (599_999, "599 s"), (600_000, "10 min"), (36_000_000, "10 h"), (10**9, "277 h")],
+)
+def test_an_age_is_told_in_a_unit_that_people_read(ms: int, text: str) -> None:
+    assert report.duration(ms) == text
+
+
 def test_a_summary_is_one_line() -> None:
     line = report.summary(verdict_of(diverged_fleet()))
-    assert line == "DIVERGED    search  model tiny, version v1 (number 1)  2 findings, 1 not looked at"
+    assert line == "DIVERGED    search  model tiny, version v1 (number 1)  3 findings, 1 not looked at"
 
 
 def test_the_json_holds_every_field_under_its_name() -> None:
     made = verdict_of(diverged_fleet())
     seen = json.loads(json.dumps(report.as_json(made)))
     assert {"verdict", "models_primary", "models_standby", "lag_ms_primary", "lag_ms_standby", "mismatch_ratio"} <= seen.keys()
-    assert (seen["verdict"], seen["mismatch_ratio"], seen["findings_total"]) == ("diverged", 0.25, 2)
-    assert seen["findings"][0] == {
+    assert (seen["verdict"], seen["mismatch_ratio"], seen["findings_total"]) == ("diverged", 0.25, 3)
+    assert seen["findings"][1] == {
         "code": "block",
         "model": "tiny",
         "deployment": "search",

@@ -31,6 +31,7 @@ NEEDED = {
     ("GET", "/raftmeta/v1/status"): INSPECT,
     ("GET", "/raftmeta/v1/slots"): INSPECT,
     ("GET", "/raftmeta/v1/vector/search"): INSPECT,
+    ("GET", "/raftmeta/v1/vector"): INSPECT,
     ("GET", "/metrics"): METRICS,
 }
 OPEN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
@@ -102,7 +103,7 @@ def test_without_a_token_or_with_a_wrong_one_nothing_but_health_is_answered(tmp_
             assert (await scene.http.get(path)).status_code == 200
         assert scene.worker.calls == [] and scene.control.asked == []
         page = (await ask(scene, "GET", "/metrics", TOKENS[Role.READER])).text
-        assert f'raftmeta_agent_denied_requests_total{{action="inspect",status="401"}} {3.0 * (1 + len(wrong))}' in page
+        assert f'raftmeta_agent_denied_requests_total{{action="inspect",status="401"}} {4.0 * (1 + len(wrong))}' in page
 
     run(tmp_path / "node", work, principals_file=principals)
 

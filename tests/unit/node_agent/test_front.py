@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from node_agent.messages import (
+    GetDigests,
     GetStatus,
     GetVector,
+    GetVectors,
     Tensor,
 )
 from node_agent.metric_table import WORKER_REQUESTS
@@ -162,11 +164,15 @@ def test_questions_about_the_node_go_to_control(tmp_path: Path) -> None:
         assert (await scene.http.get("/raftmeta/v1/slots")).json() == {"said": "control"}
         await scene.http.get("/raftmeta/v1/vector/search", params={"entries": "1"})
         await scene.http.get("/raftmeta/v1/vector/search", params={"blocks": "a.weight"})
-        kinds = [call for call in scene.control.asked if isinstance(call, GetStatus | GetVector)]
-        assert [type(call) for call in kinds] == [GetStatus, GetVector, GetVector]
-        assert [msgspec.structs.replace(call, number=0) for call in kinds[1:]] == [
+        await scene.http.get("/raftmeta/v1/vector/search", params={"sha256": "1", "after": "a", "limit_bytes": "9"})
+        assert (await scene.http.get("/raftmeta/v1/vector?deployments=search&max_age_ms=5")).json() == {"said": "control"}
+        kinds = [call for call in scene.control.asked if isinstance(call, GetStatus | GetVector | GetVectors | GetDigests)]
+        assert [msgspec.structs.replace(call, number=0) for call in kinds] == [
+            GetStatus(0),
             GetVector(0, "search", True, ""),
             GetVector(0, "search", False, "a.weight"),
+            GetDigests(0, "search", "a", 9, 30),
+            GetVectors(0, ("search",), 5, 30),
         ]
         missing = await scene.http.get("/raftmeta/v1/vector/other")
         assert (missing.status_code, missing.json()["code"]) == (404, "unknown_deployment")

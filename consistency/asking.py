@@ -1,0 +1,146 @@
+"""The questions to nodes that a check asks beyond roots: entries, block checks, digests, and what is kept of the answers.
+
+A node that cannot be asked, or that is no longer the one it was at the first question, is a gap in the verdict, never the end of the check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from consistency import weights
+from consistency.agent_answers import AgentFault
+from consistency.findings import Answer, Difference, Digested, DigestPage, NodeVector, Target, TensorSpec
+from consistency.vector import Words
+
+T = TypeVar("T")
+
+MAX_ENTRIES = 4  # answers with entries at the same time, each of up to 64 MiB
+MAX_TRIES = 16  # nodes with one root that are asked for its entries
+MAX_DEEP = 8  # nodes whose digests are compared at the same time
+MAX_FURTHER_PAGES = 1_000  # beyond one for each tensor, of a node that tells of others
+
+
+class Agents(Protocol):
+    """What a check needs of the nodes. All raise AgentFault."""
+
+    async def vectors(self, url: str, deployments: Sequence[str], max_age_ms: int | None) -> Mapping[str, NodeVector | AgentFault]: ...
+    async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector: ...
+    async def blocks(self, url: str, deployment: str, tensor: str) -> Words: ...
+    async def digests(self, url: str, deployment: str, after: str) -> DigestPage: ...
+
+
+@dataclass(frozen=True)
+class Asking:
+    """About one deployment whose manifest is at hand."""
+
+    agents: Agents
+    urls: Mapping[str, str]  # node -> where it listens
+    target: Target
+    tensors: Mapping[str, TensorSpec]  # the whole manifest's
+
+    async def entries(self, answers: Sequence[Answer], groups: Sequence[Sequence[str]]) -> list[Answer]:
+        """With the differences of the nodes of these groups; of a group one node is asked, others only while that was of no use."""
+        by_node = {answer.place.node: answer for answer in answers}
+        turn = asyncio.Semaphore(MAX_ENTRIES)
+
+        async def one(group: Sequence[str]) -> None:
+            shared: Difference | None = None
+            for tries, node in enumerate(group):
+                if shared is None and tries < MAX_TRIES:
+                    async with turn:
+                        answer = by_node[node] = await self._entries(by_node[node])
+                    seen = answer.difference
+                    shared = seen if seen is not None and answer.vector is not None and seen.root == answer.vector.vector_root else None
+                elif shared is not None:
+                    by_node[node] = msgspec.structs.replace(by_node[node], difference=shared)
+
+        await all_of(one(group) for group in groups)
+        return list(by_node.values())
+
+    async def _entries(self, answer: Answer) -> Answer:
+        first = answer.vector
+        assert first is not None
+        try:
+            second = await self.agents.vector(self.urls[first.node], self.target.deployment, entries=True)
+        except AgentFault as fault:
+            return msgspec.structs.replace(answer, code=fault.code, detail=fault.detail)
+        if (second.identity, second.node, second.deployment) != (first.identity, first.node, first.deployment):
+            return changed_meanwhile(answer)
+        assert second.entries is not None
+        # The first root stays: entries that do not add up to it are a finding.
+        return msgspec.structs.replace(answer, difference=weights.difference(self.tensors, second.entries))
+
+    async def blocks(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Words]:
+        """What cannot be had is left out: the finding then names the tensor and no block."""
+
+        async def one(node: str, tensor: str) -> Words | None:
+            try:
+                return await self.agents.blocks(self.urls[node], self.target.deployment, tensor)
+            except AgentFault:
+                return None
+
+        given = await all_of(one(node, tensor) for node, tensor in wanted)
+        return {key: checks for key, checks in zip(wanted, given, strict=True) if checks is not None}
+
+    async def digests(self, answers: Sequence[Answer], say: Callable[[str], None]) -> list[Answer]:
+        """With the digests compared of all nodes that serve the decided version."""
+        turn = asyncio.Semaphore(MAX_DEEP)
+
+        async def one(answer: Answer) -> Answer:
+            if answer.vector is None or answer.vector.checksum != self.target.checksum:
+                return answer
+            async with turn:
+                say(f"{self.target.deployment}: SHA-256 of the memory of {answer.vector.node}")
+                return await self._digests(answer, answer.vector)
+
+        return await all_of(one(answer) for answer in answers)
+
+    async def _digests(self, answer: Answer, seen: NodeVector) -> Answer:
+        pending = set(self.tensors)
+        wrong: list[tuple[str, str]] = []
+        wrong_total, after = 0, ""
+        for _ in range(len(self.tensors) + MAX_FURTHER_PAGES):
+            try:
+                page = await self.agents.digests(self.urls[seen.node], self.target.deployment, after)
+            except AgentFault as fault:
+                return msgspec.structs.replace(answer, code=fault.code, detail=fault.detail)
+            if (page.identity, page.node, page.deployment) != (seen.identity, seen.node, seen.deployment):
+                return changed_meanwhile(answer)
+            told = sorted(page.sha256.keys() & pending)
+            found = [(name, page.sha256[name]) for name in told if page.sha256[name] != self.tensors[name].sha256]
+            wrong += found[: weights.MAX_LISTED - len(wrong)]
+            wrong_total += len(found)
+            pending.difference_update(told)
+            if not page.following:
+                break
+            if page.following <= after:
+                return msgspec.structs.replace(answer, code="bad_answer", detail=f"its digests go in circles at {after[:200]!r}")
+            after = page.following
+        digested = Digested(tuple(wrong), wrong_total)
+        if pending:
+            detail = f"it left out the digests of {len(pending)} tensors, {min(pending)[:200]!r} for one"
+            return msgspec.structs.replace(answer, digested=digested, code="bad_answer", detail=detail)
+        return msgspec.structs.replace(answer, digested=digested)
+
+
+def changed_meanwhile(answer: Answer) -> Answer:
+    return Answer(answer.place, None, "changed_meanwhile", "the node switched or restarted between two questions")
+
+
+async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Results in order; the first error ends all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_run(item)) for item in work]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    return [task.result() for task in tasks]
+
+
+async def _run(item: Awaitable[Any]) -> Any:
+    return await item

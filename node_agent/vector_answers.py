@@ -1,0 +1,208 @@
+"""What control answers to questions for the content of slots: vectors of one deployment or of all, block checks, digests.
+
+Everything is computed from the memory that serves, when it is asked for. Only a question that says how old an answer may be gets an earlier
+reading, with its age by this node's monotonic clock; a reading that did not compare is never kept for that. Deployments are read one after
+the other, and one that cannot be read is a fault in its own place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from consistency.vector import pack_blocks
+from node_agent.device.port import SlotRecord
+from node_agent.messages import Fault, GetDigests, GetVector, GetVectors, Json, Reply
+from node_agent.report import NodeFacts
+from node_agent.serving import Digests, Reading, VectorFrom
+from node_agent.store import Store
+from node_agent.tend import Tender
+from node_agent.trouble import STEP_FAULTS
+from raftmeta.core.manifest import config_digest
+
+MAX_CONFIG_DIGESTS = 4_096  # of versions of this node that are remembered
+
+
+class Deployments(Protocol):
+    @property
+    def tenders(self) -> Mapping[str, Tender]: ...
+
+
+class _Seen(NamedTuple):
+    """One slot that serves, and what its memory was found to hold."""
+
+    record: SlotRecord
+    slot: int
+    epoch: int
+    root: str
+    vector_from: VectorFrom
+    began_ns: int  # of the reading, by our clock
+    reading: Reading | None  # None: an earlier one, of which the root alone is known
+
+
+class VectorAnswers:
+    def __init__(self, deployments: Deployments, facts: NodeFacts, store: Store, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._deployments = deployments
+        self._facts = facts
+        self._store = store
+        self._clock_ns = clock_ns
+        self._config_digests: dict[str, str] = {}  # by checksum, which covers it
+
+    async def answer(self, call: GetVector | GetVectors | GetDigests) -> Reply:
+        match call:
+            case GetVectors():
+                return await self._all(call)
+            case GetVector():
+                return await self._one(call)
+            case GetDigests():
+                return await self._digests(call)
+
+    async def _all(self, call: GetVectors) -> Reply:
+        looks: list[tuple[str, Tender, _Seen]] = []
+        faults: dict[str, Any] = {}
+        until_ns = self._until_ns(call.wait_s)
+        for name in call.deployments or sorted(self._deployments.tenders):
+            tender = self._deployments.tenders.get(name)
+            if self._clock_ns() > until_ns:
+                faults[name] = {"code": "timed_out", "detail": f"{name}: not read within {call.wait_s:g} s"}
+                continue
+            if tender is None:
+                faults[name] = {"code": "unknown_deployment", "detail": f"deployment {name!r} is not on this node"}
+                continue
+            try:
+                seen = await asyncio.to_thread(self._look, tender, call.max_age_ms)
+                if seen is None:
+                    faults[name] = {"code": "starting", "detail": f"{name}: no verified version serves right now"}
+                else:
+                    looks.append((name, tender, seen))
+                    self._config_digest(seen.record.checksum)
+            except STEP_FAULTS as cause:
+                faults[name] = {"code": "unreadable", "detail": f"{name}: {type(cause).__name__}: {cause}"[:1000]}
+        body = {
+            "node": self._facts.node,
+            "zone": self._facts.zone,
+            "boot_id": self._facts.boot_id,
+            "active_models": self._active_models(),
+            "vectors": {name: self._vector(tender, seen) for name, tender, seen in looks},  # with their ages as they are now
+            "faults": faults,
+        }
+        return Json(call.number, msgspec.json.encode(body))
+
+    async def _one(self, call: GetVector) -> Reply:
+        tender = self._deployments.tenders.get(call.deployment)
+        if tender is None:
+            return _not_here(call.number, call.deployment)
+        seen = await asyncio.to_thread(self._look, tender, None)
+        if seen is None:
+            return _serves_nothing(call.number, call.deployment)
+        assert seen.reading is not None
+        if call.blocks:
+            found = seen.reading.vectors.get(call.blocks)
+            if found is None:
+                return Fault(call.number, 404, "not_found", f"{call.deployment}: no tensor {call.blocks[:200]!r} in the slot that serves")
+            blocks = base64.b64encode(pack_blocks(found.blocks)).decode()
+            return Json(call.number, msgspec.json.encode({"tensor": call.blocks, "blocks": blocks}))
+        body = {
+            "node": self._facts.node,
+            "zone": self._facts.zone,
+            "boot_id": self._facts.boot_id,
+            "deployment": call.deployment,
+            **self._vector(tender, seen),
+            "active_models": self._active_models(),
+        }
+        if call.entries:
+            body["entries"] = seen.reading.entries
+        return Json(call.number, await asyncio.to_thread(msgspec.json.encode, body))
+
+    async def _digests(self, call: GetDigests) -> Reply:
+        tender = self._deployments.tenders.get(call.deployment)
+        if tender is None:
+            return _not_here(call.number, call.deployment)
+        if tender.serving.abilities.vector_from is not VectorFrom.MEMORY:
+            detail = f"{call.deployment}: a server owns the memory that serves, and this node cannot read it"
+            return Fault(call.number, 409, "attested", detail)
+        given_up, until_ns = threading.Event(), self._until_ns(call.wait_s)
+        is_over = lambda: given_up.is_set() or self._clock_ns() > until_ns  # noqa: E731
+        try:
+            found = await asyncio.to_thread(tender.serving.digests, call.after, call.limit_bytes, is_over)
+        finally:
+            given_up.set()  # a call that nobody waits for any more reads no further
+        if found is None:
+            return _serves_nothing(call.number, call.deployment)
+        return Json(call.number, msgspec.json.encode(self._digests_body(call.deployment, found)))
+
+    def _look(self, tender: Tender, max_age_ms: int | None) -> _Seen | None:
+        """Blocks while memory is read."""
+        if max_age_ms is not None:
+            proven = tender.serving.proven()
+            if proven is not None and proven.age_ms <= max_age_ms:
+                began_ns = self._clock_ns() - proven.age_ms * 1_000_000
+                return _Seen(proven.record, proven.slot, proven.epoch, proven.root, VectorFrom.MEMORY, began_ns, None)
+        began_ns = self._clock_ns()
+        reading = tender.serving.vector()
+        if reading is None:
+            return None
+        return _Seen(reading.record, reading.slot, reading.epoch, reading.root, reading.vector_from, began_ns, reading)
+
+    def _vector(self, tender: Tender, seen: _Seen) -> dict[str, Any]:
+        record = tender.remembered.record
+        age_ms = -(-(self._clock_ns() - seen.began_ns) // 1_000_000)
+        return {
+            "model": record.model,
+            "version": seen.record.version,
+            "checksum": seen.record.checksum,
+            "slot": seen.slot,
+            "epoch": seen.epoch,
+            "vector_root": seen.root,
+            "vector_from": seen.vector_from.value,
+            "config_digest": self._config_digest(seen.record.checksum),
+            "computed_at_ms": time.time_ns() // 1_000_000 - age_ms,
+            "age_ms": age_ms,
+            "lag_ms": record.lag_ms,
+            "switching": not tender.look().ready,
+        }
+
+    def _digests_body(self, deployment: str, found: Digests) -> dict[str, Any]:
+        return {
+            "node": self._facts.node,
+            "boot_id": self._facts.boot_id,
+            "deployment": deployment,
+            "checksum": found.record.checksum,
+            "slot": found.slot,
+            "epoch": found.epoch,
+            "sha256": found.sha256,
+            "following": found.following,
+        }
+
+    def _config_digest(self, checksum: str) -> str:
+        """ "" when the manifest is not there."""
+        known = self._config_digests.get(checksum)
+        if known is not None:
+            return known
+        manifest = self._store.manifest(checksum)
+        if manifest is None:
+            return ""
+        while len(self._config_digests) >= MAX_CONFIG_DIGESTS:
+            self._config_digests.pop(next(iter(self._config_digests)))
+        return self._config_digests.setdefault(checksum, config_digest(manifest))
+
+    def _until_ns(self, wait_s: float) -> int:
+        """Memory is read only for who still waits for the answer."""
+        return self._clock_ns() + round(wait_s * 1e9)
+
+    def _active_models(self) -> int:
+        return sum(any(slot.active for slot in tender.serving.slots()) for tender in self._deployments.tenders.values())
+
+
+def _not_here(number: int, deployment: str) -> Fault:
+    return Fault(number, 404, "unknown_deployment", f"deployment {deployment!r} is not on this node")
+
+
+def _serves_nothing(number: int, deployment: str) -> Fault:
+    return Fault(number, 503, "starting", f"{deployment}: no verified version serves right now")

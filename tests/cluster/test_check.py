@@ -1,0 +1,110 @@
+"""`raftmeta check` over two sides of real processes: what it finds in their memory, and what a kill at any time leaves recorded."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node_agent import names
+from tests.support.agent_process import PATIENCE_S
+from tests.support.shm import shm_directory
+from tests.support.two_sides import DEPLOYMENT, TwoSides
+
+pytestmark = pytest.mark.cluster
+
+LAGS = ("--lag-limit", "600000")  # how long a busy machine takes to switch is not looked at here
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoSides]:
+    with shm_directory() as arena_dir:
+        made = TwoSides(tmp_path_factory.mktemp("sides"), arena_dir, verify_max_age_s=0)
+        try:
+            made.start()
+            made.serve("1.0.0")
+            yield made
+        finally:
+            made.close()
+
+
+def check(sides: TwoSides, *words: str, status: int = 0) -> dict[str, Any]:
+    """The verdict of the deployment."""
+    done = sides.command("check", "--json", *LAGS, *words)
+    assert done.returncode == status, (done.stdout, done.stderr)
+    (found,) = json.loads(done.stdout)["deployments"]
+    return found  # type: ignore[no-any-return]
+
+
+def recorded(sides: TwoSides) -> str:
+    found = sides.plane.state.verdicts.get(DEPLOYMENT)
+    return "" if found is None else found.verdict
+
+
+def flip(sides: TwoSides, tensor_bytes: bytes) -> None:
+    """One bit in the standby's slot, where these bytes are."""
+    path = sides.arena_dir / names.arena(sides.standby.store, "n2", DEPLOYMENT)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        at = memory.find(tensor_bytes)
+        assert at >= 0 and memory.find(tensor_bytes, at + 1) < 0
+        memory[at] ^= 0x80
+
+
+def test_equal_sides_are_consistent_by_vector_by_digest_and_by_what_was_read_before(sides: TwoSides) -> None:
+    now = check(sides, "--deep")
+    assert (now["verdict"], now["nodes_seen"], recorded(sides)) == ("consistent", 2, "consistent")
+    assert [node["sha256_equal"] for node in now["nodes"]] == [True, True]
+    quiet = check(sides, "--max-age", "3600")
+    assert quiet["verdict"] == "consistent"
+    assert quiet["oldest_proof_ms"] > now["oldest_proof_ms"], "it rests on the reading before"
+
+
+def test_a_check_that_is_killed_or_whose_nodes_and_members_are_records_nothing_wrong(sides: TwoSides, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "raftmeta.cli.main", "check", "--json", *LAGS, "--url", sides.plane.url, "--timeout", "2"]
+    for number, kill in enumerate(("checker", "checker", "control", "front", "control", "members")):
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        try:
+            process.wait(0.8 + 0.2 * number)  # somewhere in the middle, or not: what is recorded must hold either way
+        except subprocess.TimeoutExpired:
+            pass
+        if kill == "checker":
+            process.kill()
+        elif kill == "members":
+            sides.plane.stop()
+        else:
+            sides.standby.kill(kill)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+        if kill == "members":
+            sides.plane.start()
+        assert process.returncode in (0, 2, -signal.SIGKILL), output
+        assert recorded(sides) in ("consistent", "incomplete")
+        sides.standby.until_settled("1.0.0")
+    assert check(sides)["verdict"] == "consistent"
+
+
+def test_one_flipped_bit_is_found_and_no_earlier_reading_hides_it(sides: TwoSides) -> None:
+    weights = next((sides.primary.root.parent / "artifacts" / "v1").glob("*.safetensors")).read_bytes()
+    head = int.from_bytes(weights[:8], "little")
+    layout = {name: item for name, item in json.loads(weights[8 : 8 + head]).items() if name != "__metadata__"}
+    name, item = max(layout.items(), key=lambda pair: pair[1]["data_offsets"][1] - pair[1]["data_offsets"][0])
+    begin, end = (8 + head + offset for offset in item["data_offsets"])
+    flip(sides, weights[begin:end])
+    try:
+        found = check(sides, "--deep", status=1)
+        told = {(finding["code"], finding["node"], finding["tensor"]) for finding in found["findings"]}
+        assert told == {("sides", "", ""), ("block", "n2", name), ("sha256", "n2", name)}
+        assert recorded(sides) == "diverged"
+        assert check(sides, "--max-age", "3600", status=1)["verdict"] == "diverged"
+    finally:
+        damaged = bytes([weights[begin] ^ 0x80]) + weights[begin + 1 : end]
+        flip(sides, damaged)
+    assert check(sides)["verdict"] == "consistent"

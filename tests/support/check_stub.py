@@ -1,0 +1,19 @@
+"""Scripted members and nodes behind one HTTP server on loopback, for tests that run `raftmeta check` as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.fake_fleet import DEPLOYMENT, FakeFleet, routes, vector_route, vectors_route
+from tests.support.stub_http import StubServer, stub_server
+
+
+@contextmanager
+def serving_fleet(fleet: FakeFleet) -> Iterator[StubServer]:
+    with stub_server(routes(fleet)) as server:
+        for name, node in fleet.nodes_by_name.items():
+            fleet.urls[name] = f"{server.url}/{name}"
+            server.routes["GET", f"/{name}/raftmeta/v1/vector/{DEPLOYMENT}"] = vector_route(node)
+            server.routes["GET", f"/{name}/raftmeta/v1/vector"] = vectors_route(node)
+        yield server

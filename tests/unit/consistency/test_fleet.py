@@ -1,0 +1,191 @@
+"""A check of many nodes: how often who is asked, what is kept, who may be missing, and digests of all tensors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from consistency import vector, weights
+from consistency.agent_answers import AgentFault
+from consistency.collect import Checker
+from consistency.findings import Finding, Limits, TensorSpec, Verdict
+from tests.support.fake_fleet import MODEL, FakeAgents, FakeFleet
+
+
+def check(fleet: FakeFleet, limits: Limits) -> Verdict:
+    (made,) = asyncio.run(Checker(fleet, FakeAgents(fleet), limits).check([]))
+    return made
+
+
+def codes(made: Verdict) -> list[str]:
+    return [finding.code for finding in made.findings] + [reason.code for reason in made.reasons]
+
+
+def in_memory(made: Verdict) -> list[Finding]:
+    """What was found on nodes, without the comparison of the sides as a whole."""
+    return [finding for finding in made.findings if finding.code != "sides"]
+
+
+@pytest.fixture
+def fleet() -> FakeFleet:
+    return FakeFleet()
+
+
+def test_a_node_is_asked_once_for_all_its_deployments_and_members_once_for_each_version(fleet: FakeFleet) -> None:
+    for number in range(5):
+        fleet.declare(f"d{number}", ("a1",), ("b1",), version="v1", order_revision=5, activated_revision=6)
+    agents, called = FakeAgents(fleet), fleet.count_calls()
+    for node in fleet.nodes_by_name.values():
+        node.active_models = 6
+    made = asyncio.run(Checker(fleet, agents).check([]))
+    assert {verdict.verdict for verdict in made} == {"consistent"}
+    assert sorted(agents.asked) == [("a1", "roots"), ("b1", "roots")]
+    assert called == {"list_deployments": 12, "nodes": 1, "get_version": 1}  # pages of one, read twice
+
+
+def test_nodes_with_the_same_wrong_root_are_asked_for_their_tensors_once() -> None:
+    fleet = FakeFleet(("a1",), tuple(f"b{number}" for number in range(40)))
+    for name, node in fleet.nodes_by_name.items():
+        if name != "a1":
+            node.damage("norm", 0)
+    agents = FakeAgents(fleet)
+    (made,) = asyncio.run(Checker(fleet, agents).check([]))
+    assert [question for _, question in agents.asked].count("entries") == 1
+    named = {(finding.node, finding.tensor) for finding in in_memory(made)}
+    assert named == {(f"b{number}", "norm") for number in range(40)}
+
+
+def test_a_node_whose_entries_do_not_add_up_speaks_for_no_other() -> None:
+    fleet = FakeFleet(("a1",), ("b1", "b2"))
+    for name in ("b1", "b2"):
+        fleet.nodes_by_name[name].damage("norm", 0)
+    liar = fleet.nodes_by_name["b1"]
+    liar.before_answer = lambda question: liar.damage("layer.0.bias", 0) if question == "entries" else None
+    made = check(fleet, Limits())
+    assert {(finding.code, finding.node, finding.tensor) for finding in in_memory(made)} == {
+        ("self_contradiction", "b1", ""),
+        ("block", "b1", "norm"),
+        ("block", "b1", "layer.0.bias"),
+        ("block", "b2", "norm"),
+    }
+
+
+def test_what_a_check_keeps_of_a_fleet_that_differs_everywhere_is_bounded_and_the_counts_are_whole() -> None:
+    tensors = {f"t{number:04d}": ("U8", (8,), bytearray(8)) for number in range(3_000)}
+    specs = {
+        name: TensorSpec(vector.tensor_entry(data, dtype, shape).entry, dtype, shape, 8) for name, (dtype, shape, data) in tensors.items()
+    }
+    other = {name: "0" * 64 for name in tensors if name != "t0000"} | {f"x{number}": "1" * 64 for number in range(2_000)}
+    seen = weights.difference(specs, other)
+    assert (seen.total, seen.extra_total, seen.bits) == (5_000, 2_000, (1 << 3_000) - 1)
+    assert (len(seen.changed), seen.missing, len(seen.extra)) == (weights.MAX_LISTED, ("t0000",), weights.MAX_LISTED)
+    assert weights.difference(specs, {name: spec.entry for name, spec in specs.items()}).total == 0
+
+
+@pytest.mark.parametrize(
+    ("quorum", "missing", "verdict"),
+    [
+        ("all", ("a1",), "incomplete"),
+        ("majority", ("a1",), "consistent"),
+        ("majority", ("a1", "b2"), "consistent"),
+        ("majority", ("a1", "a2"), "incomplete"),
+        ("1", ("a1", "a2", "b1", "b3"), "consistent"),
+        ("2", ("b1", "b3"), "incomplete"),
+        ("3", ("b1",), "incomplete"),
+        ("9", ("b1",), "incomplete"),
+        ("9", (), "consistent"),
+        ("1", ("a1", "a2", "a3"), "incomplete"),
+    ],
+)
+def test_with_a_quorum_each_side_may_miss_nodes_which_are_listed(quorum: str, missing: tuple[str, ...], verdict: str) -> None:
+    fleet = FakeFleet(("a1", "a2", "a3"), ("b1", "b2", "b3"))
+    for name in missing:
+        fleet.nodes_by_name[name].fault = AgentFault("unreachable", "because")
+    made = check(fleet, Limits(quorum=quorum))
+    assert made.verdict == verdict
+    told = [(reason.node, reason.code) for reason in (*made.unseen, *made.reasons)]
+    assert sorted(told) == [(name, "unreachable") for name in missing]
+    assert (made.nodes_total, made.nodes_seen, made.limits.quorum) == (6, 6 - len(missing), quorum)
+
+
+def test_a_quorum_excuses_no_difference_and_no_node_that_changed_its_story() -> None:
+    fleet = FakeFleet(("a1", "a2", "a3"), None)
+    fleet.nodes_by_name["a1"].damage("norm", 0)
+    fleet.nodes_by_name["a2"].fault = AgentFault("unreachable", "because")
+    made = check(fleet, Limits(quorum="majority"))
+    assert (made.verdict, [reason.node for reason in made.unseen]) == ("diverged", ["a2"])
+    fleet.nodes_by_name["a3"].switching = True
+    made = check(fleet, Limits(quorum="1"))
+    assert made.verdict == "incomplete"
+
+
+def test_the_oldest_reading_of_a_node_is_that_of_the_verdict() -> None:
+    fleet = FakeFleet(("a1",), ("b1",))
+    fleet.nodes_by_name["b1"].age_ms = 59_000
+    times = iter(range(100))
+    (made,) = asyncio.run(Checker(fleet, FakeAgents(fleet), Limits(max_age_ms=60_000), clock=lambda: float(next(times))).check([]))
+    assert [node.age_ms for node in made.nodes] == [2_007, 60_000]  # 1 or 2 s passed since they answered
+    assert (made.verdict, made.oldest_proof_ms) == ("consistent", 60_000)
+
+
+# Digests.
+
+
+def test_a_deep_check_compares_the_digest_of_every_tensor_of_every_node(fleet: FakeFleet) -> None:
+    agents = FakeAgents(fleet)
+    (made,) = asyncio.run(Checker(fleet, agents, Limits(deep=True)).check([]))
+    assert (made.verdict, [node.sha256_equal for node in made.nodes]) == ("consistent", [True, True])
+    pages = [("a1", "digests after ''"), ("a1", "digests after 'layer.0.bias'")]
+    assert [asked for asked in agents.asked if asked[0] == "a1"] == [("a1", "roots"), *pages]
+
+
+def test_bytes_that_the_vector_would_let_pass_are_named_by_their_digest(fleet: FakeFleet) -> None:
+    node = fleet.nodes_by_name["b1"]
+    node.before_answer = lambda question: node.damage("norm", 0) if question == "digests" and node.tensors["norm"][2][0] == norm else None
+    norm = node.tensors["norm"][2][0]
+    made = check(fleet, Limits(deep=True))
+    (finding,) = made.findings
+    spec = {tensor.name: tensor for tensor in fleet.manifests[f"{MODEL}/v1"].tensors}["norm"]
+    assert (finding.code, finding.node, finding.tensor, finding.expected) == ("sha256", "b1", "norm", spec.sha256)
+    assert (made.verdict, made.nodes[1].sha256_equal, made.mismatch_ratio) == ("diverged", False, 0.0)
+
+
+@pytest.mark.parametrize("code", ["bad_request", "timed_out", "attested"])
+def test_a_node_that_gives_no_digests_leaves_a_deep_check_incomplete(fleet: FakeFleet, code: str) -> None:
+    node = fleet.nodes_by_name["b1"]
+
+    def refuse(question: str) -> None:
+        node.fault = AgentFault(code, "because") if question == "digests" else None
+
+    node.before_answer = refuse
+    for quorum in ("all", "1"):
+        made = check(fleet, Limits(deep=True, quorum=quorum))
+        assert (made.verdict, codes(made)) == ("incomplete", [code])
+    assert check(fleet, Limits()).verdict == "consistent"
+
+
+def test_a_node_that_leaves_digests_out_or_goes_in_circles_is_not_believed(fleet: FakeFleet) -> None:
+    node = fleet.nodes_by_name["b1"]
+    full = node.digests
+    node.digests = lambda after: msgspec.structs.replace(full(after), following="")  # type: ignore[method-assign]
+    made = check(fleet, Limits(deep=True))
+    assert (made.verdict, codes(made)) == ("incomplete", ["bad_answer"])
+    assert "left out the digests of 2 tensors, 'layer.0.weight' for one" in made.reasons[0].detail
+    node.digests = lambda after: full("")  # type: ignore[method-assign]
+    agents = FakeAgents(fleet)
+    (made,) = asyncio.run(Checker(fleet, agents, Limits(deep=True)).check([]))
+    assert (made.verdict, codes(made)) == ("incomplete", ["bad_answer"])
+    assert len([asked for asked in agents.asked if asked[0] == "b1"]) == 3, "it is not asked until the end of days"
+
+
+def test_a_node_that_restarts_while_its_digests_are_read_is_not_judged(fleet: FakeFleet) -> None:
+    node = fleet.nodes_by_name["b1"]
+
+    def restart(question: str) -> None:
+        node.boot_id = f"boot-{question}"
+
+    node.before_answer = restart
+    made = check(fleet, Limits(deep=True))
+    assert (made.verdict, codes(made)) == ("incomplete", ["changed_meanwhile"])
