@@ -75,6 +75,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     proofs: tuple[Proof, ...] = ()  # the newest last, at most MAX_PROOFS
     order_seen_ns: int = 0  # monotonic clock when the order of the fence was seen, 0 once every worker answered
     lag_ms: int = -1  # of the last switch: order seen to all workers answering
+    damage: str = ""  # what was found wrong in the memory that serves, until it is whole again; not ready meanwhile
 
 
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
