@@ -75,9 +75,11 @@ class ActiveMemory:
         if slot == NO_SLOT or station.arena is None:
             return None
         record, checked = station.slot_record(slot), station.checked.get(slot)
+        if record.state is not SlotState.VERIFIED or checked is None or checked.record != record:
+            return None
         snapshot = station.snapshots.load(slot, record.snapshot_digest)
         known = station.freshness.known(slot)
-        if record.state is not SlotState.VERIFIED or checked is None or checked.record != record or snapshot is None:
+        if snapshot is None:
             return None
         places = {place.name: place for place in snapshot.layout.placements}
         if known.keys() != places.keys():

@@ -60,7 +60,9 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: tuple[Measured, ...]
 
 
-class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Fields that have their defaults are not written, so an earlier build reads it as long as nothing new is said."""
+
     name: str
     model: str
     side: SideName

@@ -3,7 +3,8 @@
 A pass reads all blocks in the order of `scrub`, spread over the interval, in a thread that runs only on processors nobody else wants and
 within the node's budget; it stands back while anybody stages. Then every worker digests the tensors that its module holds outside the slot.
 A block that differs is read a second time: right now, it was the reading; wrong again, it is the memory, the node is not ready, and it is
-mended. After damage all is read again without waiting, and only then is the node ready again.
+mended. After damage all is read again without waiting, and only then is the node ready again. A worker whose own tensors changed ends, and
+the node is ready again once its successor was looked at, or has been waited for long enough.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -34,7 +35,8 @@ from node_agent.scrub import Finding, FindingKind, Order, Remedy, ScrubLook, Spa
 LOOK_S: Final = 0.5  # between looks while nothing is due: what serves may have changed, or somebody suspects it
 STAND_BACK_S: Final = 0.1
 MAX_FINDINGS: Final = 32  # that the status remembers
-MAX_REPLACED: Final = 3  # times in a row that workers are replaced for derived tensors; after that it is not their memory
+MAX_REPLACED: Final = 3  # passes in a row that workers are replaced for derived tensors; after that it is not their memory
+RELOAD_S: Final = 60.0  # for a worker that was replaced to load
 
 
 class Derived(Protocol):
@@ -77,8 +79,8 @@ class Scrub:
         self._findings: deque[Finding] = deque(maxlen=MAX_FINDINGS)
         self._damaged: tuple[int, int] | None = None  # slot and epoch that were mended and not read as a whole since
         self._hurries = False  # somebody suspects damage: this pass waits for nothing
-        self._replaced = 0  # times in a row
-        self._is_stuck = False  # derived tensors stay damaged whatever is done
+        self._replaced = 0  # passes in a row
+        self._are_workers_damaged = False
         self._number, self._done, self._total = -1, 0, 0
 
     def look(self) -> ScrubLook:
@@ -111,12 +113,11 @@ class Scrub:
             due = begun + scrub.due_s(self._done, self._total, means.interval_s)
             if not await self._until(due, watched) or not await self._look_at(watched, run, order.run_bytes(run)):
                 return
-        if not await self._look_at_workers(watched):
-            return
         self._memory.note_pass(watched, begun_ms)
-        means.observer.scrub_passed(self._name)
         self._damaged, self._hurries = None, False
         await self._whole()
+        await self._look_at_workers(watched)
+        means.observer.scrub_passed(self._name)
         await self._until(begun + means.interval_s, watched)
 
     async def _until(self, due: float, watched: Watched) -> bool:
@@ -159,20 +160,20 @@ class Scrub:
 
     async def _judge(self, watched: Watched, wrong: Sequence[_Wrong]) -> bool:
         """True when it was the reading alone."""
-        tensors: list[str] = []
+        twice: list[_Wrong] = []
         for item in wrong:
             again = await asyncio.to_thread(self._memory.read, watched, item.span)
             if np.array_equal(again, watched.expected(item.span)):
                 self._note(self._finding(FindingKind.TRANSIENT, watched, item.span, item.found))
-            elif item.span.tensor not in tensors:
-                tensors.append(item.span.tensor)
-        if not tensors or not self._memory.is_current(watched):
-            return not tensors
-        await self._mend(watched, tensors)
-        return False
+            else:
+                twice.append(item)
+        if twice and self._memory.is_current(watched):
+            await self._mend(watched, twice)
+        return not twice
 
-    async def _mend(self, watched: Watched, tensors: Sequence[str]) -> None:
+    async def _mend(self, watched: Watched, twice: Sequence[_Wrong]) -> None:
         self._damaged = watched.slot, watched.epoch
+        tensors = list(dict.fromkeys(item.span.tensor for item in twice))
         found: list[Finding] = []
 
         def note(damage: Damage) -> None:
@@ -185,6 +186,8 @@ class Scrub:
 
         mended = await self._mender.mend(watched, tensors, note)
         if mended.remedy is Remedy.NOTHING:
+            if self._memory.is_current(watched):  # right at the third reading
+                self._note(self._finding(FindingKind.TRANSIENT, watched, twice[0].span, twice[0].found))
             return
         outcome = "repaired" if mended.remedy is Remedy.REPAIR else "restaged"
         self._findings = deque((each._replace(remedy=outcome) if each in found else each for each in self._findings), MAX_FINDINGS)
@@ -193,31 +196,37 @@ class Scrub:
 
     # --- what workers hold outside the slot
 
-    async def _look_at_workers(self, watched: Watched) -> bool:
-        """False when some of them were replaced: all is looked at again."""
+    async def _look_at_workers(self, watched: Watched) -> None:
         ends = self._replaced < MAX_REPLACED
-        replies = await self._means.workers.check_derived(self._name, watched.slot, watched.record.checksum, ends)
-        damaged = [(worker, reply) for worker, reply in replies if reply.damaged]
-        self._is_stuck = bool(damaged) and not ends
-        if not damaged:
-            self._replaced = 0
-            return True
-        self._damaged = watched.slot, watched.epoch
-        self._replaced += 1
+        damaged = [(worker, reply) for worker, reply in await self._ask_workers(watched, ends) if reply.damaged]
+        self._are_workers_damaged = bool(damaged)
+        self._replaced = self._replaced + 1 if damaged else 0
         for worker, reply in damaged:
-            remedy = "replaced" if reply.ends else ""
             for item in reply.damaged:
                 finding = Finding(
                     FindingKind.DERIVED, item.tensor, item.block, item.expected, item.found, f"worker {worker}",
-                    watched.record.version, round(self._means.wall_s() * 1000), remedy,
+                    watched.record.version, round(self._means.wall_s() * 1000), "replaced" if reply.ends else "",
                 )  # fmt: skip
                 await asyncio.to_thread(self._say, f"memory of a worker is damaged: {finding.detail}")
                 self._note(finding)
-            if remedy:
-                self._means.observer.mended(self._name, remedy)
-        if ends:
+            if reply.ends:
+                self._means.observer.mended(self._name, "replaced")
+        if damaged and ends:
+            self._are_workers_damaged = await self._are_damaged_anew(watched, {worker for worker, _ in damaged})
+        await self._whole()
+
+    async def _are_damaged_anew(self, watched: Watched, replaced: Set[int]) -> bool:
+        """Of workers that were replaced, once all of them have loaded, or should have."""
+        deadline = self._means.clock() + RELOAD_S
+        while self._memory.is_current(watched) and self._means.clock() < deadline:
             await asyncio.sleep(LOOK_S)
-        return not ends
+            replies = {worker: reply for worker, reply in await self._ask_workers(watched, False) if worker in replaced}
+            if replies.keys() == replaced:
+                return any(reply.damaged for reply in replies.values())
+        return False
+
+    async def _ask_workers(self, watched: Watched, ends: bool) -> list[tuple[int, DerivedChecked]]:
+        return await self._means.workers.check_derived(self._name, watched.slot, watched.record.checksum, ends)
 
     # --- saying so
 
@@ -238,8 +247,8 @@ class Scrub:
         self._remembered.remember(damage=damage[:MAX_TEXT])
 
     async def _whole(self) -> None:
-        """Everything is as it was verified, but for what nothing helps against."""
-        if self._remembered.record.damage and not self._is_stuck:
+        """Everything is as it was verified, unless workers are not."""
+        if self._remembered.record.damage and not self._are_workers_damaged:
             await asyncio.to_thread(self._say, "")
 
     def _warn_if_slow(self) -> None:

@@ -25,8 +25,8 @@ class SlotState(StrEnum):
     VERIFIED = "verified"  # the vector computed from these bytes equals the manifest's
 
 
-class SlotRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one slot holds, as its header says."""
+class SlotRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one slot holds, as its header says. Fields that have their defaults are not written: earlier builds know fewer."""
 
     state: SlotState = SlotState.EMPTY
     version: str = ""  # label

@@ -31,12 +31,15 @@ from tests.unit.node_agent.test_mending import FakeFront, FakeProvider
 class FakeWorkers:
     def __init__(self) -> None:
         self.damage: dict[int, list[tuple[DerivedDamage, ...]]] = {}  # worker -> what it finds, one call after the other
+        self.loading: dict[int, list[bool]] = {}  # worker -> whether it says nothing yet
         self.asked: list[bool] = []
 
     async def check_derived(self, deployment: str, slot: int, checksum: str, ends: bool) -> list[tuple[int, DerivedChecked]]:
         self.asked.append(ends)
         replies = []
         for worker in (0, 1):
+            if self.loading.get(worker) and self.loading[worker].pop(0):
+                continue
             found = self.damage[worker].pop(0) if self.damage.get(worker) else ()
             replies.append((worker, DerivedChecked(1, found, bool(found) and ends)))
         return replies
@@ -182,6 +185,25 @@ def test_a_reading_that_was_wrong_once_is_counted_apart_and_nothing_is_written(s
     run(work)
 
 
+def test_damage_that_is_gone_at_the_third_reading_was_the_reading_too(scene: Scene) -> None:
+    async def work() -> None:
+        read, wrong = scene.active.read, [True, True]
+
+        def reading(watched: Watched, span: Span) -> Words:
+            found = read(watched, span)
+            if span.tensor == "a" and wrong:
+                wrong.pop()
+                found[0, 1] ^= 1
+            return found
+
+        scene.active.read = reading  # type: ignore[method-assign]
+        await scene.until_passes(1)
+        assert [finding.kind for finding in scene.scrub.look().findings] == ["transient"]
+        assert scene.watched.record.repairs == 0 and scene.remembered.record.damage == ""
+
+    run(work)
+
+
 def test_what_cannot_be_mended_in_place_is_staged_elsewhere_and_the_node_is_ready_once_that_serves(scene: Scene) -> None:
     async def work() -> None:
         scene.damage()
@@ -279,13 +301,14 @@ def damage(tensor: str = "ids", block: int = 0) -> tuple[DerivedDamage, ...]:
     return (DerivedDamage(tensor, block, "1:2", "3:4"),)
 
 
-def test_a_worker_whose_own_memory_changed_is_named_and_replaced(scene: Scene) -> None:
+def test_a_worker_whose_own_memory_changed_is_named_and_replaced_and_the_node_ready_once_the_next_one_was_looked_at(scene: Scene) -> None:
     async def work() -> None:
-        scene.workers.damage = {1: [damage(block=2)]}
-        await scene.until(lambda: scene.counted(table.SCRUB_PASSES) >= 1 and scene.remembered.record.damage == "")
+        scene.workers.damage = {1: [damage(block=2), ()]}
+        scene.workers.loading = {1: [False, True]}  # at the second look it has not loaded yet
+        await scene.until_passes(1)
         (finding,) = scene.scrub.look().findings
         assert (finding.kind, finding.tensor, finding.block, finding.where, finding.remedy) == ("derived", "ids", 2, "worker 1", "replaced")
-        assert scene.workers.asked[0] is True and scene.remembered.record.damage == ""
+        assert scene.workers.asked[:3] == [True, False, False] and scene.remembered.record.damage == ""
         assert scene.counted(table.SCRUB_REPAIRS, "replaced") == 1
 
     run(work)
@@ -295,9 +318,9 @@ def test_a_tensor_that_changes_in_every_new_worker_is_no_damage_of_memory_and_wo
     scene: Scene,
 ) -> None:
     async def work() -> None:
-        scene.workers.damage = {0: [damage()] * 100}
-        await scene.until_passes(2)
-        assert scene.workers.asked[: MAX_REPLACED + 2] == [True] * MAX_REPLACED + [False, False]
+        scene.workers.damage = {0: [damage(), ()] * MAX_REPLACED + [damage()] * 100}
+        await scene.until_passes(MAX_REPLACED + 2)
+        assert scene.workers.asked[: 2 * MAX_REPLACED + 2] == [True, False] * MAX_REPLACED + [False, False]
         assert "worker is damaged: tensor 'ids'" in scene.remembered.record.damage
         assert scene.counted(table.SCRUB_REPAIRS, "replaced") == MAX_REPLACED
         scene.workers.damage = {}
