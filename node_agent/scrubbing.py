@@ -32,7 +32,7 @@ from node_agent.remembered import Remembered
 from node_agent.runtime import log
 from node_agent.scrub import Finding, FindingKind, Order, Remedy, ScrubLook, Span
 
-LOOK_S: Final = 0.5  # between looks while nothing is due: what serves may have changed, or somebody suspects it
+LOOK_S: Final = 1.0  # between looks while nothing is due: what serves may have changed, or somebody suspects it
 STAND_BACK_S: Final = 0.1
 MAX_FINDINGS: Final = 32  # that the status remembers
 MAX_REPLACED: Final = 3  # passes in a row that workers are replaced for derived tensors; after that it is not their memory

@@ -50,6 +50,17 @@ def test_whoever_renewed_them_is_gone_so_all_of_them_are_over() -> None:
     assert sorted(scene.ended) == [("a", 0.0), ("b", 0.0)]
 
 
+def test_a_hold_that_is_renewed_for_ever_ends_with_the_bound_and_another_one_may_begin() -> None:
+    scene = Scene()
+    begun = scene.now
+    while lasts := scene.holds.hold("a", 1.0):
+        scene.now += min(lasts, 0.75)
+        assert scene.now - begun <= MAX_HOLD_S
+    assert not scene.holds.is_held("a") and scene.now - begun == MAX_HOLD_S
+    assert scene.ended == [("a", MAX_HOLD_S)]
+    assert scene.holds.hold("a", 1.0) == 1.0
+
+
 @given(st.lists(st.floats(0.01, MAX_LEASE_S), min_size=1, max_size=200))
 def test_no_renewal_holds_longer_than_the_bound(leases: list[float]) -> None:
     scene = Scene()
