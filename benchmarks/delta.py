@@ -61,8 +61,8 @@ def _compare(bench: Bench, versions: list[Manifest], threads: int, runs: int) ->
         now = versions[turn % 2]
         bench.forget(0)
         before = timed("whole", versions[1 - turn % 2], 0, None, Manner(pace))
-        staged = timed("10 % changed, rest kept", now, 0, None, Manner(pace, before.entries))
-        timed("unchanged", now, 0, None, Manner(pace, staged.entries))
+        staged = timed("10 % changed, rest kept", now, 0, None, Manner(pace, before.vectors))
+        timed("unchanged", now, 0, None, Manner(pace, staged.vectors))
         bench.forget(1)
         timed("10 % changed, rest from active", versions[1 - turn % 2], 1, 0, Manner(pace))
     whole = statistics.median(times["whole"])

@@ -2,7 +2,8 @@
 
 A client asks a node at a stated share of its capacity. Windows follow each other in random order within rounds: quiet, quiet again (A/A),
 `staging` (another process of this node's kind pours a version into an arena without pause, as an agent beside requests does it: idle
-priority, and the default budget), and `update` (a second, heavy deployment of the same node is activated anew without pause: fetch, stage,
+priority, and the default budget), `scrub` (such a process reads a version in its arena without pause, as an agent does after damage;
+usually it takes an hour for that), and `update` (a second, heavy deployment of the same node is activated anew without pause: fetch, stage,
 verify, try, bind in the same workers, switch). A figure is the ratio of percentiles over all windows of a kind, with an interval by
 bootstrap over windows. Too much processor time of others, or an A/A interval that is too wide, makes the run inconclusive, which is no
 pass. Arguments: rounds (50), seconds of a window (2), load in percent (40), MiB of the heavy version (256).
@@ -36,7 +37,7 @@ CONFIDENCE = 0.95
 BARS = {"p99, lower end": 1.08, "p99, upper end": 1.25, "p50": 1.05}
 MAX_FOREIGN = 0.10  # of all processors' time
 WIDEST_AA = 1.5  # upper over lower end
-KINDS = ("quiet", "quiet again", "staging", "update")
+KINDS = ("quiet", "quiet again", "staging", "scrub", "update")
 HEAVY = "heavy"
 HEAVY_VERSIONS = 3  # two slots hold two: the third is always staged whole
 
@@ -77,15 +78,16 @@ def main(arguments: list[str]) -> int:
         rate = load / 100 / service_s
         note(f"one request takes {service_s * 1000:.1f} ms; {rate:.0f} are sent a second, {load} % of what one worker can do")
         with (
-            pouring(heavy_mib) as staging,
+            pouring(heavy_mib, "stage") as staging,
+            pouring(heavy_mib, "scrub") as scrub,
             updating(node) as update,
             asking(node.agent.url, nodes.DEPLOYMENT, rate, node.expected, node.root) as asker,
         ):
             own = _Own()
-            windows = _windows(rounds, window_s, {"staging": staging, "update": update})
+            windows = _windows(rounds, window_s, {"staging": staging, "scrub": scrub, "update": update})
             foreign = own.foreign_share()
         seen = asker.result
-    note(f"{sum(staging.done)} versions poured, {len(update.done)} updates; others took {foreign:.1%} of the processors")
+    note(f"{sum(staging.done)} versions poured, {sum(scrub.done)} read, {len(update.done)} updates; others took {foreign:.1%} of all time")
     return _judge(seen, windows, foreign)
 
 
@@ -124,7 +126,7 @@ def _judge(seen: Seen, windows: Sequence[Window], foreign: float) -> int:
     if foreign > MAX_FOREIGN or alike.high / alike.low > WIDEST_AA:
         note(f"inconclusive: others took {foreign:.1%} (limit {MAX_FOREIGN:.0%}), A/A p99 within {alike.low:.2f} .. {alike.high:.2f}")
         return 1
-    missed = [text for kind in ("staging", "update") for text in _missed(kind, ratios[kind])]
+    missed = [text for kind in ("staging", "scrub", "update") for text in _missed(kind, ratios[kind])]
     for text in missed:
         note(f"does not hold: {text}")
     if not missed and not lost and not wrong:
@@ -174,9 +176,9 @@ class _Own:
 
 
 @contextmanager
-def pouring(size_mib: int) -> Iterator[Work]:
-    """A process that pours while it is told to."""
-    words = [sys.executable, "-m", "benchmarks.pourer", str(size_mib)]
+def pouring(size_mib: int, what: str) -> Iterator[Work]:
+    """A process that pours or reads while it is told to."""
+    words = [sys.executable, "-m", "benchmarks.pourer", str(size_mib), what]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
     stdin, stdout = process.stdin, process.stdout

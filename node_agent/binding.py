@@ -19,7 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from consistency.vector import backend, block_checks
+from node_agent import scrub
 from node_agent.layout import Layout, Placement
+from node_agent.messages import DerivedDamage
 from node_agent.refusal import Refusal
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -80,6 +83,7 @@ class BoundModule:
         self.module = module
         self.views = views
         self.bound, self.derived = _inspect(module, views)
+        self._blocks = {name: block_checks(_flat(tensor), backend("numpy")) for name, tensor in self._derived_tensors()}
         left = sorted(name for name, view in views.items() if view.numel() and name not in self.bound and name not in unbound)
         if left:
             raise BindingError("uncovered_tensor", "tensors of the version", "each bound or declared unbound", _names(left))
@@ -94,6 +98,24 @@ class BoundModule:
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
         if changed:
             raise BindingError("derived_changed", "derived tensors", "the bytes at binding", _names(changed))
+
+    def check_derived(self, name: str) -> DerivedDamage | None:
+        """How this derived tensor differs from what it was at binding; None when it does not."""
+        expected = self._blocks[name]
+        tensor = next((tensor for other, tensor in self._derived_tensors() if other == name), None)
+        if tensor is None:
+            return DerivedDamage(name, 0, f"{len(expected)} blocks", "no such tensor")
+        found = block_checks(_flat(tensor), backend("numpy"))
+        if found.shape != expected.shape:
+            return DerivedDamage(name, 0, f"{len(expected)} blocks", f"{len(found)} blocks")
+        wrong = scrub.wrong_blocks(expected, found)
+        if not wrong:
+            return None
+        return DerivedDamage(name, wrong[0], scrub.sums_text(expected[wrong[0]]), scrub.sums_text(found[wrong[0]]))
+
+    def _derived_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        names = {item.name for item in self.derived}
+        return ((name, tensor) for name, tensor, _ in _held(self.module) if name in names)
 
 
 def bind(config: Any, factory: type[nn.Module] | Loader, views: SlotViews, unbound: Sequence[str] = ()) -> BoundModule:
@@ -190,8 +212,13 @@ def _same(tensor: Tensor, view: Tensor) -> bool:
 
 
 def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(_flat(tensor)).hexdigest()
+
+
+def _flat(tensor: Tensor) -> memoryview:
+    """Its bytes, row-major; a copy only where they do not lie so."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().data if flat.numel() else b"").hexdigest()
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _names(names: Sequence[str] | frozenset[str]) -> str:

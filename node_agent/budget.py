@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class Budget:
         self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()
         self._paid_until = clock()
+        self._first = 0
 
     def spend(self, size: int) -> None:
         """Returns once everything spent before is paid for. Time that nobody used is not saved up."""
@@ -38,6 +40,21 @@ class Budget:
             self._paid_until = begin + size / self.bytes_per_s
         if begin > now:
             self._sleep(begin - now)
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Around work that somebody waits for. Work without an end, as the scrub, stands back meanwhile."""
+        with self._lock:
+            self._first += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._first -= 1
+
+    @property
+    def stands_back(self) -> bool:
+        return self._first > 0
 
 
 def memory_speed() -> float:

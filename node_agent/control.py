@@ -7,7 +7,8 @@ go on with what is active, and its successor takes over from the record, the are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
 import httpx
@@ -15,6 +16,7 @@ import msgspec
 
 from consistency.vector import backend
 from node_agent import metric_table as table
+from node_agent.active_memory import ActiveMemory
 from node_agent.budget import DEFAULT_SHARE, Budget, memory_speed
 from node_agent.crew import Crew
 from node_agent.desired import Desired, Identity
@@ -25,6 +27,7 @@ from node_agent.in_process import InProcess
 from node_agent.ipc import Server
 from node_agent.journal import DeploymentRecord, Journal
 from node_agent.loop import Bounds, ControlPlane, Loop
+from node_agent.mending import Mender
 from node_agent.messages import (
     Abort,
     Done,
@@ -53,6 +56,7 @@ from node_agent.quiet import Gate
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime, log
 from node_agent.s3_source import Buckets
+from node_agent.scrubbing import Scrub, ScrubMeans, idle_thread
 from node_agent.serving import Evidence
 from node_agent.sources import opener
 from node_agent.station import Places, Station
@@ -147,6 +151,7 @@ class Answers:
             "vector_root": found.record.vector_root,
             "vector_from": found.vector_from.value,
             "verified_at_ms": found.verified_at_ms,
+            "damage": record.damage,
             "derived": found.derived,
             "config_digest": "" if manifest is None else config_digest(manifest),
             "files": [{"name": file.name, "role": file.role, "sha256": file.sha256} for file in beside],
@@ -161,6 +166,7 @@ class Answers:
         gauge(table.SILENT_SECONDS, self._loop.silent_s)
         gauge(table.STORE_BYTES, await asyncio.to_thread(self._store.used_bytes))
         self._meter.clear(table.VERIFIED, table.DEPLOYMENT_READY, table.LAG_SECONDS, table.TROUBLE, table.PINNED)
+        self._meter.clear(table.VERIFIED_AGE, table.DAMAGED)
         for name, tender in self._loop.tenders.items():
             look = tender.look()
             gauge(table.VERIFIED, sum(slot.record.state == "verified" for slot in look.slots), name)
@@ -168,6 +174,9 @@ class Answers:
             gauge(table.LAG_SECONDS, look.lag_ms / 1000 if look.lag_ms >= 0 else -1, name)
             gauge(table.TROUBLE, bool(look.trouble), name)
             gauge(table.PINNED, bool(look.pinned), name)
+            gauge(table.DAMAGED, bool(look.damage), name)
+            known = tender.serving.evidence()
+            gauge(table.VERIFIED_AGE, -1 if known is None else max(0.0, time.time() - known.verified_at_ms / 1000), name)
 
 
 def _applied(cluster_id: str, record: DeploymentRecord, serving: SlotRecord) -> dict[str, tuple[int, int]]:
@@ -217,14 +226,17 @@ async def run(runtime: Runtime) -> None:
             crew = Crew(peers, prober, config.load_timeout_s)
             meter = runtime.meter("control")
             serve = lambda record: InProcess(Station(record, places), crew, kernel())  # noqa: E731 - in reading order
-            gate = _gate(runtime)
-            means = Means(config.node, runtime.boot_id, plane, provider, serve, Observer(meter), gate)
+            observer, gate = Observer(meter), _gate(runtime)
+            front = Peer(runtime.front_socket(), lambda: None)
+            scrubs = ScrubMeans(config.scrub_interval_s, budget, idle_thread(), crew, observer)
+            beside = scrubber(scrubs, lambda name, model, memory, kick: Mender(name, model, memory, front, store, provider, kick))
+            means = Means(config.node, runtime.boot_id, plane, provider, serve, observer, gate, beside)
             server = Server(Answers(loop, facts, store, meter).answer, lambda: None)
             await server.start(runtime.control_socket())
             log.info("control_runs", boot_id=runtime.boot_id, members=config.member_urls)
             compiling = asyncio.create_task(asyncio.to_thread(backend))  # seconds, the first time on a machine; staging would wait for it
             watching = [] if gate is None else [gate.watch()]
-            await _until_stopped(runtime, [loop.run(means), *watching, *(peer.keep_connected() for peer in (*peers, prober))])
+            await _until_stopped(runtime, [loop.run(means), *watching, *(peer.keep_connected() for peer in (*peers, prober, front))])
             await server.stop()
             await compiling
 
@@ -235,6 +247,23 @@ def _gate(runtime: Runtime) -> Gate | None:
         return None
     assert counted is not None, "the supervisor hands control what the front counts"
     return Gate(quiet, lambda: totals(counted, table.REQUESTS))
+
+
+Beside = Callable[[Tender], Callable[[], Coroutine[Any, Any, None]] | None]
+
+
+def scrubber(means: ScrubMeans, mender: Callable[[str, str, ActiveMemory, Callable[[], None]], Mender]) -> Beside:
+    """What reads the memory of a deployment again while it is tended, where this node can read it and was not told otherwise."""
+
+    def beside(tender: Tender) -> Callable[[], Coroutine[Any, Any, None]] | None:
+        if not means.interval_s or not isinstance(tender.serving, InProcess):
+            return None
+        record, memory = tender.remembered.record, ActiveMemory(tender.serving.station)
+        scrub = Scrub(memory, mender(record.name, record.model, memory, tender.kick), tender.remembered, means)
+        tender.scrubbed = scrub.look
+        return scrub.run
+
+    return beside
 
 
 def _reclaim_abandoned(places: Places) -> None:

@@ -16,6 +16,8 @@ from node_agent.messages import (
     Acknowledge,
     Answering,
     Cancel,
+    CheckDerived,
+    DerivedChecked,
     Fault,
     Load,
     Loaded,
@@ -31,6 +33,7 @@ from node_agent.refusal import Refusal
 
 POLL_S = 0.02
 RELEASE_S = 30.0
+DERIVED_S = 60.0  # for one worker to digest what it holds outside the slot, between its requests
 CANCEL_S = 5.0  # a worker answers for this beside what it computes
 
 
@@ -103,6 +106,15 @@ class Crew:
         if isinstance(result, CallFailed):
             raise result
         return not isinstance(result, TimeoutError)  # one that was lost ended, which is what was asked for
+
+    async def check_derived(self, deployment: str, slot: int, checksum: str, ends: bool) -> list[tuple[int, DerivedChecked]]:
+        """What the workers that answer found in their own memory, by worker. `ends`: one that found damage ends."""
+        found: list[tuple[int, DerivedChecked]] = []
+        for worker, peer in enumerate(self._peers):
+            reply = await _call(peer, lambda n: CheckDerived(n, deployment, slot, checksum, ends), DERIVED_S)
+            if isinstance(reply, DerivedChecked):
+                found.append((worker, reply))
+        return found
 
     async def acknowledged(self, deployment: str, target: Target, timeout_s: float) -> None:
         """Return once every worker answers with the target. Raises WorkersLag with what the others say."""

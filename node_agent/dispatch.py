@@ -3,7 +3,8 @@
 One bounded queue in order of arrival; the head goes to the connected worker with the fewest outstanding requests that has the deployment
 loaded and room. A request whose worker goes away is put back at the head once; the second loss ends it. Every request has a deadline and
 ends by it; it ends at once when a worker says that nothing on the node can serve it. A request is never in two places: it waits, or one
-worker has it, or it has an answer.
+worker has it, or it has an answer. While a deployment is held its requests wait, in their place and with their deadline; what workers
+computed for it across the beginning of a hold counts for nothing and is asked again.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from node_agent.holds import Holds
 from node_agent.ipc import CallFailed, ConnectionLost
 from node_agent.messages import NOT_LOADED, NOTHING_SERVES, Infer, Inferred, Numbered, Reply, Served, Tensor
 from node_agent.serve import ServeError
 
 MAX_REPLAYS = 1
 NOTHING_SERVES_RETRY_S = 5  # of a client, while the node stages a version again
+TIMER_S = 0.001
 NOT_LOADED_WAIT_S = 0.05  # a worker that came back binds its slots within seconds; ask again this often
 
 
@@ -48,6 +51,7 @@ class Job:
         self.deadline = deadline
         self.replays = 0
         self.not_before = 0.0
+        self.is_suspect = False  # what a worker computes for it now is not to be answered
         self.done: asyncio.Future[Inferred] = asyncio.get_running_loop().create_future()
 
     def call(self, number: int) -> Infer:
@@ -70,6 +74,7 @@ class Dispatcher:
         depth: int,
         clock: Callable[[], float] = time.monotonic,
         on_replay: Callable[[], None] = lambda: None,
+        on_held: Callable[[str, float], None] = lambda name, seconds: None,
     ) -> None:
         self._workers = workers
         self._limit = queue_limit
@@ -79,6 +84,9 @@ class Dispatcher:
         self._busy = [0] * len(workers)
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_replay = on_replay
+        self._flying: dict[str, set[Job]] = {}  # what workers have, by deployment
+        self._holds = Holds(clock, on_held)
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # that look whether a hold has ended
 
     @property
     def queued(self) -> int:
@@ -105,9 +113,42 @@ class Dispatcher:
             if job in self._queue:
                 self._queue.remove(job)
 
+    def hold(self, deployment: str, lease_s: float) -> tuple[int, float]:
+        """Keep its requests back, from now on or longer. Gives how many of them workers have, and how long it lasts: 0.0 not any more."""
+        lasts_s = self._holds.hold(deployment, lease_s)
+        flying = self._flying.get(deployment, set())
+        if lasts_s:
+            for job in flying:
+                job.is_suspect = True
+        self._when_over(deployment)
+        return len(flying), lasts_s
+
+    def _when_over(self, deployment: str) -> None:
+        """Hand out once the hold has ended: a timer may come a little before that by our clock."""
+        if (timer := self._timers.pop(deployment, None)) is not None:
+            timer.cancel()
+        left_s = self._holds.left_s(deployment)
+        if left_s:
+            loop = asyncio.get_running_loop()
+            self._timers[deployment] = loop.call_later(left_s + TIMER_S, self._when_over, deployment)
+        else:
+            self.kick()
+
+    def is_held(self, deployment: str) -> bool:
+        return self._holds.is_held(deployment)
+
+    def let_go(self, deployment: str) -> None:
+        self._holds.let_go(deployment)
+        self.kick()
+
+    def let_all_go(self) -> None:
+        self._holds.let_all_go()
+        self.kick()
+
     def kick(self) -> None:
-        """Hand out what can be handed out. Called when a request arrives or ends, and when a worker changes."""
+        """Hand out what can be handed out. Called when a request arrives or ends, when a worker changes, and when a hold ends."""
         now = self._clock()
+        self._holds.expire()
         waiting: set[tuple[str, str]] = set()  # what nobody has room for; a long queue asks for few different things
         for job in tuple(self._queue):
             wanted = job.deployment, job.version
@@ -122,20 +163,25 @@ class Dispatcher:
                 task.add_done_callback(self._tasks.discard)
 
     def _choose(self, job: Job) -> int | None:
-        """The connected worker with the fewest requests that holds what is asked for and has room.
+        """The connected worker with the fewest requests that holds what is asked for and has room; nobody while the deployment is held.
 
         A worker that began a moment ago has the fewest and holds nothing yet: as long as another one holds the version that answers, or the
         pinned one, requests wait for that one. Where no worker holds it any may say so.
         """
+        if self._holds.is_held(job.deployment):
+            return None
         serving = [index for index, worker in enumerate(self._workers) if worker.connected and _says(worker, job.deployment)]
         serving = [index for index in serving if _holds(self._workers[index], job)] or serving
         able = [index for index in serving if self._busy[index] < self._depth]
         return min(able, key=lambda index: self._busy[index], default=None)
 
     async def _run(self, job: Job, index: int) -> None:
+        flying = self._flying.setdefault(job.deployment, set())
+        flying.add(job)
         try:
             await self._ask(job, self._workers[index])
         finally:
+            flying.discard(job)
             self._busy[index] -= 1
             self.kick()
 
@@ -153,7 +199,9 @@ class Dispatcher:
             else:
                 job.fail(ServeError(503, "the worker was lost, and the next one too", retry_after_s=1))
         except CallFailed as failure:
-            if failure.fault.code == NOT_LOADED:
+            if job.is_suspect:
+                self._again(job)
+            elif failure.fault.code == NOT_LOADED:
                 self._again(job, NOT_LOADED_WAIT_S)
             else:
                 retry_s = NOTHING_SERVES_RETRY_S if failure.fault.code == NOTHING_SERVES else 0
@@ -161,7 +209,9 @@ class Dispatcher:
         except ValueError as cause:
             job.fail(ServeError(413, str(cause)))
         else:
-            if isinstance(reply, Inferred):
+            if job.is_suspect:
+                self._again(job)
+            elif isinstance(reply, Inferred):
                 job.succeed(reply)
             else:
                 job.fail(ServeError(500, f"the worker answered with {type(reply).__name__}"))
@@ -170,10 +220,19 @@ class Dispatcher:
         """Back to the head of the queue, unless nobody waits for it any more."""
         if job.done.done():
             return
+        job.is_suspect = False
         job.not_before = self._clock() + wait_s
         self._queue.appendleft(job)
         if wait_s:
-            asyncio.get_running_loop().call_later(wait_s, self.kick)
+            self._kick_at(job.not_before)
+
+    def _kick_at(self, at: float) -> None:
+        """Not before our clock shows that time: a loop's timer may come a little early, and nothing else may come at all."""
+        left_s = at - self._clock()
+        if left_s > 0:
+            asyncio.get_running_loop().call_later(left_s + TIMER_S, self._kick_at, at)
+        else:
+            self.kick()
 
 
 def _says(worker: Worker, deployment: str) -> list[Served]:

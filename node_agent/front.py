@@ -21,10 +21,25 @@ from node_agent import metric_table as table
 from node_agent.admission import Admission
 from node_agent.answers import Answer
 from node_agent.dispatch import Dispatcher, Job
-from node_agent.ipc import CallFailed, ConnectionLost
+from node_agent.holds import MAX_LEASE_S
+from node_agent.ipc import CallFailed, ConnectionLost, Server
 from node_agent.journal import Follower
 from node_agent.memory import tree_private_bytes
-from node_agent.messages import GaugeSample, GetEvidence, GetMetrics, GetStatus, Json, Metrics, Numbered
+from node_agent.messages import (
+    Done,
+    Fault,
+    GaugeSample,
+    GetEvidence,
+    GetMetrics,
+    GetStatus,
+    Held,
+    Hold,
+    Json,
+    LetGo,
+    Metrics,
+    Numbered,
+    Reply,
+)
 from node_agent.models import Models, version_header
 from node_agent.peers import Peer
 from node_agent.routes import Kind, Route
@@ -36,6 +51,7 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 CONTROL_S = vector_query.WAIT_S
 METRICS_S = 2.0
+WORKERS_S = 0.5  # after memory was mended, for the workers to have said so: they look ten times a second
 
 
 class Front:
@@ -52,17 +68,40 @@ class Front:
         self._record = Follower(config.store_dir)
         self._models = Models(self._record, self._workers)
         on_replay = lambda: self._meter.count(table.REPLAYS)  # noqa: E731
-        self._dispatcher = Dispatcher(self._workers, config.queue_limit, config.worker_depth, on_replay=on_replay)
+        on_held = lambda name, seconds: self._meter.observe(table.HOLD_SECONDS, seconds, name)  # noqa: E731
+        self._dispatcher = Dispatcher(self._workers, config.queue_limit, config.worker_depth, on_replay=on_replay, on_held=on_held)
+        self._server = Server(self._told, lambda: None, self._dispatcher.let_all_go)
         self._tasks: list[asyncio.Task[None]] = []
         self.draining = False
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        await self._server.start(self._runtime.front_socket())
         self._tasks = [asyncio.create_task(peer.keep_connected()) for peer in (*self._workers, self._control)]
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.stop()
+
+    async def _told(self, call: Numbered) -> Reply:
+        """What control asks for. It alone connects: when its connection ends, whatever it held is let go."""
+        match call:
+            case Hold() if 0 < call.lease_ms <= MAX_LEASE_S * 1000:
+                in_flight, lasts_s = self._dispatcher.hold(call.deployment, call.lease_ms / 1000)
+                return Held(call.number, in_flight, int(lasts_s * 1000))
+            case LetGo():
+                await self._workers_heard(call.deployment)
+                self._dispatcher.let_go(call.deployment)
+                return Done(call.number)
+            case _:
+                return Fault(call.number, 400, "bad_request", f"the front does not do this: {call!r:.200}")
+
+    async def _workers_heard(self, deployment: str) -> None:
+        """Until some worker says that it can answer again, or has had time enough: each looks at the memory by itself now and then."""
+        deadline = time.monotonic() + WORKERS_S
+        while self._models.blocked(deployment) and time.monotonic() < deadline:
+            await asyncio.sleep(WORKERS_S / 50)
 
     def why_not_ready(self) -> str:
         """Empty when the node is ready."""
@@ -122,7 +161,8 @@ class Front:
             deadline = started + self._config.request_deadline_s
             content = await body.read(self._config.body_limit_bytes, deadline)
             request = serve.parse_infer(content, self._config.body_limit_bytes)
-            self._models.require_servable(route)
+            if not self._dispatcher.is_held(route.model):  # what a worker says of memory that is being mended is soon over
+                self._models.require_servable(route)
             result = await self._dispatcher.infer(Job(route.model, route.version, request.inputs, request.outputs, deadline))
             status = 200
         except ServeError as error:

@@ -4,13 +4,15 @@ Two threads use it. The computing thread alone enters the gate, runs modules and
 beside it. A request is computed only by a module whose version the slot's record names as verified at that moment, and the label in the
 answer is that module's. A request pinned to the version of the other slot takes no place in the gate; its answer counts only if the record
 is the same after computing as before. Where no verified slot can be entered, no waiting helps: that is said as a fault of its own, and in
-what the worker says it serves, so that the front refuses at once.
+what the worker says it serves, so that the front refuses at once. A slot in which control writes a damaged block again is not entered, and
+still counts as served: it is over in a moment, or its record says when to give up.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +20,7 @@ from typing import NamedTuple
 from node_agent import journal
 from node_agent.device.arena import Arena
 from node_agent.device.control_block import NO_SLOT, ControlBlock
-from node_agent.device.port import SlotRecord, SlotState
+from node_agent.device.port import EMPTY_RECORD, SlotRecord, SlotState
 from node_agent.device.snapshot import Snapshots
 from node_agent.engine.port import BadInput, EngineFault, Instance
 from node_agent.loading import LOAD_FAULTS, Loader, Wanted, failure_of, refused, require
@@ -29,6 +31,8 @@ from node_agent.messages import (
     VERSION_NOT_HELD,
     Acknowledge,
     Answering,
+    CheckDerived,
+    DerivedDamage,
     Done,
     Fault,
     Infer,
@@ -58,7 +62,8 @@ class Bound(NamedTuple):
 class _Deployment:
     """One deployment's memory and modules in this worker."""
 
-    def __init__(self, arena_path: Path, block_path: Path, worker: int) -> None:
+    def __init__(self, arena_path: Path, block_path: Path, worker: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock_ns = clock_ns
         self.arena = Arena.open(arena_path)
         self.snapshots = Snapshots(arena_path)
         self.block = ControlBlock.open(block_path)
@@ -67,14 +72,30 @@ class _Deployment:
 
     def usable(self, slot: int) -> tuple[Bound, SlotRecord] | None:
         """The slot's module and record, if the slot is verified and the module is of that version."""
-        bound = self.slots.get(slot)
-        try:
-            record = self.arena.record(slot)
-        except ValueError:  # closed by the computing thread in between
-            return None
-        if bound is None or record.state is not SlotState.VERIFIED or (record.checksum, record.version) != (bound.checksum, bound.label):
+        found = self.held(slot)
+        return found if found is not None and found[1].state is SlotState.VERIFIED else None
+
+    def held(self, slot: int) -> tuple[Bound, SlotRecord] | None:
+        """As `usable`, also while a block of the slot is being written again."""
+        bound, record = self.slots.get(slot), self.record(slot)
+        fits = bound is not None and (record.checksum, record.version) == (bound.checksum, bound.label)
+        if bound is None or not fits or not (record.state is SlotState.VERIFIED or self._is_in_repair(record)):
             return None
         return bound, record
+
+    def record(self, slot: int) -> SlotRecord:
+        """One that was just being replaced is read again."""
+        for _ in range(LOOKS):
+            try:
+                record = self.arena.record(slot)
+            except ValueError:  # closed by the computing thread in between
+                return EMPTY_RECORD
+            if record.state is not SlotState.EMPTY:
+                break
+        return record
+
+    def _is_in_repair(self, record: SlotRecord) -> bool:
+        return record.state is SlotState.DIRTY and self._clock_ns() < record.repair_until_ns
 
     @property
     def active(self) -> int:
@@ -91,11 +112,11 @@ class _Deployment:
                 word = self.block.active()
                 if word[0] == NO_SLOT:
                     return "no slot serves: nothing was verified since the agent started"
-                state = self.arena.record(word[0]).state
-                if state is SlotState.VERIFIED:
+                record = self.record(word[0])
+                if record.state is SlotState.VERIFIED or self._is_in_repair(record):
                     return ""
                 if self.block.active() == word:
-                    return f"the slot that should serve, {word[0]}, is {state.value}, not verified"
+                    return f"the slot that should serve, {word[0]}, is {record.state.value}, not verified"
         except ValueError:  # closed by the computing thread in between
             pass
         return ""
@@ -162,6 +183,8 @@ class Host:
                 return reply
         if self._is_loading:
             return Fault(call.number, 503, NOT_LOADED, f"{call.deployment}: this worker is still loading what its slots hold")
+        if any((found := deployment.held(slot)) is not None and found[0].label == call.version for slot in SLOTS):
+            return Fault(call.number, 503, NOT_LOADED, f"{call.deployment}: a block of {call.version} was written again just now")
         usable_now = [found for slot in SLOTS if (found := deployment.usable(slot)) is not None]
         held = ", ".join(sorted(bound.label for bound, _ in usable_now)) or "none"
         return Fault(call.number, 409, VERSION_NOT_HELD, f"no slot of this node holds version {call.version}; held: {held}")
@@ -204,6 +227,24 @@ class Host:
             gc.collect()  # modules are full of cycles, and their views keep memory that is about to be replaced
             deployment.close()
         return Done(call.number)
+
+    def derived_of(self, call: CheckDerived) -> tuple[str, ...] | None:
+        """Names of the tensors that the slot's module holds outside it; None without such a module."""
+        bound = self._bound(call)
+        return None if bound is None else tuple(sorted(bound.instance.derived))
+
+    def check_derived(self, call: CheckDerived, name: str) -> DerivedDamage | None:
+        """Digest one of them again. A module of which one changed computes nothing any more, where the call says so."""
+        bound = self._bound(call)
+        damage = None if bound is None else bound.instance.check_derived(name)
+        if damage is not None and call.ends:
+            self._deployments[call.deployment].slots.pop(call.slot)
+        return damage
+
+    def _bound(self, call: CheckDerived) -> Bound | None:
+        deployment = self._deployments.get(call.deployment)
+        bound = None if deployment is None else deployment.slots.get(call.slot)
+        return bound if bound is not None and bound.checksum == call.checksum else None
 
     def beat(self) -> None:
         for deployment in tuple(self._deployments.values()):
@@ -297,7 +338,7 @@ class Host:
 
 
 def _served(name: str, deployment: _Deployment, is_loading: bool) -> Served:
-    slots = {slot: found[0] for slot in SLOTS if (found := deployment.usable(slot)) is not None}
+    slots = {slot: found[0] for slot in SLOTS if (found := deployment.held(slot)) is not None}
     return Served(
         deployment=name,
         slots=tuple(

@@ -168,7 +168,7 @@ async def run(runtime: Runtime, listener: socket.socket, limits: ReadLimits | No
         ),
         limits.handshake_s,
     )
-    front.start()
+    await front.start()
     following = [] if tls is None else [asyncio.create_task(tls.follow())]
     serving = asyncio.create_task(server.serve([listener]))
     log.info("front_serves", url=runtime.url)

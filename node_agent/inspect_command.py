@@ -85,6 +85,7 @@ def _deployment(config: AgentConfig, record: DeploymentRecord, arena: ArenaFile 
         "obeyed": record.obeyed.label if record.obeyed else "",
         "pin": record.pin.label if record.pin else "",
         "behind": record.behind,
+        "damage": record.damage,
         "change": msgspec.to_builtins(record.change),
         "lag_ms": record.lag_ms,
     }
@@ -144,7 +145,7 @@ def _print(config: AgentConfig, seen: dict[str, Any]) -> None:
         ]
         out.print(output.table(("SLOT", "VERSION", "STATE", "CHECKSUM", "IN FLIGHT"), rows))
         said = agent["deployments"].get(item["deployment"], {}) if agent else {}
-        for what in ("doing", "trouble"):
+        for what in ("doing", "trouble", "damage"):
             if said.get(what):
                 out.print(f"{what}: {output.printable(said[what])}", markup=False)
     out.print()

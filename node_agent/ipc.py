@@ -147,8 +147,10 @@ Handler = Callable[[Numbered], Awaitable[Reply]]
 class Server:
     """The answering end: every call runs `handler` in its own task; `push` reaches all who are connected."""
 
-    def __init__(self, handler: Handler, greet: Callable[[], Push | None]) -> None:
+    def __init__(self, handler: Handler, greet: Callable[[], Push | None], gone: Callable[[], None] = lambda: None) -> None:
+        """`greet`: what a caller is told on connecting; `gone`: called when a connection has ended."""
         self._handler = handler
+        self._gone = gone
         self._greet = greet
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -217,6 +219,7 @@ class Server:
             for task in tasks:
                 task.cancel()
             writer.close()
+            self._gone()
 
     async def _answer(self, call: Numbered, writer: asyncio.StreamWriter) -> None:
         try:

@@ -60,7 +60,9 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: tuple[Measured, ...]
 
 
-class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Fields that have their defaults are not written, so an earlier build reads it as long as nothing new is said."""
+
     name: str
     model: str
     side: SideName
@@ -75,6 +77,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     proofs: tuple[Proof, ...] = ()  # the newest last, at most MAX_PROOFS
     order_seen_ns: int = 0  # monotonic clock when the order of the fence was seen, 0 once every worker answered
     lag_ms: int = -1  # of the last switch: order seen to all workers answering
+    damage: str = ""  # what was found wrong in the memory that serves, until it is whole again; not ready meanwhile
 
 
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

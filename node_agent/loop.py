@@ -78,7 +78,7 @@ class Loop:
         self._plane = plane
         self._bounds = bounds
         self._tenders: dict[str, Tender] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._targets: dict[tuple[str, str, int], Target] = {}  # (model, label, order revision) -> bytes
         self._previous: dict[str, str] = {}  # deployment -> checksum that undo returns to
         self._listed = False
@@ -185,9 +185,10 @@ class Loop:
                 group.create_task(self._start_alone())
                 group.create_task(self._retry())
         finally:
-            for task in self._tasks.values():
+            tasks = [task for each in self._tasks.values() for task in each]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- following
 
@@ -325,14 +326,17 @@ class Loop:
         remembered = Remembered(self._places.journal, name, self._places.clock_ns)
         tender = Tender(remembered, Prepared(self._places.store, serving.held), serving, self._means)
         self._tenders[name] = tender
-        self._tasks[name] = asyncio.create_task(_guarded(tender.run), name=f"tend {name}")
+        self._tasks[name] = [asyncio.create_task(_guarded(tender.run), name=f"tend {name}")]
+        if (beside := self._means.beside(tender)) is not None:
+            self._tasks[name].append(asyncio.create_task(_guarded(beside), name=f"beside {name}"))
         return tender
 
     async def _give_up(self, name: str) -> None:
         """The deployment no longer lists this node."""
-        tender, task = self._tenders.pop(name), self._tasks.pop(name)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        tender, tasks = self._tenders.pop(name), self._tasks.pop(name)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._places.journal.drop(name)
         await tender.serving.release(None)
         tender.serving.destroy()
@@ -391,7 +395,7 @@ class Loop:
 
 
 async def _guarded(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """A tender that fails in a way nobody foresaw is logged and starts over: it looks at everything anew anyway."""
+    """Work that fails in a way nobody foresaw is logged and starts over: it looks at everything anew anyway."""
     while True:
         try:
             await run()

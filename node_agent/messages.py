@@ -179,6 +179,51 @@ class Done(Reply, frozen=True, tag="done"):
     pass
 
 
+class CheckDerived(Numbered, frozen=True, tag="check_derived"):
+    """Digest again what the module of a slot holds outside it, tensor by tensor between requests."""
+
+    deployment: str
+    slot: int
+    checksum: str
+    ends: bool  # a worker in which a tensor changed computes nothing more with that module, and ends after its answer
+
+
+class DerivedDamage(msgspec.Struct, frozen=True):
+    """A tensor in a worker's own memory that changed since the module was bound."""
+
+    tensor: str
+    block: int  # the first of 64 KiB that differs
+    expected: str  # both sums of that block as hex
+    found: str
+
+
+class DerivedChecked(Reply, frozen=True, tag="derived_checked"):
+    damaged: tuple[DerivedDamage, ...]
+    ends: bool  # the worker ends now
+
+
+# --- control to front
+
+
+class Hold(Numbered, frozen=True, tag="hold"):
+    """Keep the requests of a deployment back; renews a hold that lasts. What workers compute for it now is asked again afterwards.
+
+    It ends with the lease, with the connection, after a bound that no renewal moves, or when it is let go.
+    """
+
+    deployment: str
+    lease_ms: int
+
+
+class Held(Reply, frozen=True, tag="held"):
+    in_flight: int  # requests of the deployment that workers have
+    lease_ms: int  # for how long it holds, 0 when it does not any more
+
+
+class LetGo(Numbered, frozen=True, tag="let_go"):
+    deployment: str
+
+
 # --- front to control; metrics to any
 
 
@@ -265,7 +310,8 @@ class Metrics(Reply, frozen=True, tag="metrics"):
 
 _Any = (
     Infer | Inferred | Fault | WorkerState | Load | Loaded | Prove | Proved | Release | Cancel | Acknowledge | Answering | Done
-    | GetStatus | GetEvidence | GetVector | GetVectors | GetDigests | GetPlan | SetCordon | SetPin | Abort | Json | GetMetrics | Metrics
+    | CheckDerived | DerivedChecked | Hold | Held | LetGo | GetStatus | GetEvidence | GetVector | GetVectors | GetDigests | GetPlan
+    | SetCordon | SetPin | Abort | Json | GetMetrics | Metrics
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Any)

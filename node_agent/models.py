@@ -59,7 +59,7 @@ class Models:
             raise ServeError(503, f"{route.model} has no version on this node yet", NO_VERSION_RETRY_S)
         if route.version:
             self._require_held(route)
-        elif blocked := self._blocked(route.model):
+        elif blocked := self.blocked(route.model):
             raise ServeError(503, f"{route.model}: {blocked}", NOTHING_SERVES_RETRY_S)
 
     def metadata(self, route: Route) -> Answer:
@@ -68,7 +68,7 @@ class Models:
             self._require_held(route)
         slot = self._slot(route)
         if slot is None:
-            blocked = self._blocked(route.model)
+            blocked = self.blocked(route.model)
             if record.pin is None and not blocked:
                 raise ServeError(503, f"{route.model}: {NO_VERSION}", NO_VERSION_RETRY_S)
             retry_s = NOTHING_SERVES_RETRY_S if blocked else NOT_LOADED_RETRY_S
@@ -119,15 +119,17 @@ class Models:
         )
         return next(found, None)
 
-    def _blocked(self, model: str) -> str:
+    def blocked(self, model: str) -> str:
         """Why no slot of the node can be entered, as far as the workers say. Empty when one can, or only workers are missing."""
         said = [item.blocked for item in self._served(model)]
         return said[0] if said and all(said) else ""
 
     def _why_not(self, record: DeploymentRecord) -> str:
-        blocked = "" if record.pin is None else self._blocked(record.name)
+        blocked = "" if record.pin is None else self.blocked(record.name)
         if blocked:
             return blocked
+        if record.damage:
+            return record.damage
         if record.behind:
             return "the committed version is not verified on this node yet"
         if not self._serving(record.name):

@@ -32,6 +32,10 @@ def control_socket(run_dir: Path) -> Path:
     return run_dir / "control.sock"
 
 
+def front_socket(run_dir: Path) -> Path:
+    return run_dir / "front.sock"
+
+
 def address_file(run_dir: Path) -> Path:
     """Where a started agent writes the address its serving API listens on."""
     return run_dir / "address"

@@ -36,6 +36,19 @@ class Observer:
         if lag_ms >= 0:
             self._meter.observe(table.SWITCH_SECONDS, lag_ms / 1e3, deployment)
 
+    def scrubbed(self, deployment: str, size_bytes: int) -> None:
+        self._meter.count(table.SCRUB_BYTES, deployment, amount=size_bytes)
+
+    def scrub_passed(self, deployment: str) -> None:
+        self._meter.count(table.SCRUB_PASSES, deployment)
+
+    def found(self, deployment: str, kind: str) -> None:
+        """A difference between what serves and what was verified, by the kind of the finding."""
+        self._meter.count(table.SCRUB_FINDINGS, deployment, kind)
+
+    def mended(self, deployment: str, outcome: str) -> None:
+        self._meter.count(table.SCRUB_REPAIRS, deployment, outcome)
+
     def failed(self, deployment: str, failure: Failure) -> None:
         phase = failure.phase if failure.phase in table.PHASES else "other"
         self._meter.count(table.FAILURES, deployment, failure.failure_class.value, phase)

@@ -10,6 +10,7 @@ import msgspec
 from node_agent.device.port import SlotState
 from node_agent.journal import ChangeRecord
 from node_agent.plan import Attest, Target
+from node_agent.scrub import ScrubLook
 from node_agent.serving import Holder, SlotLook, VectorFrom
 from raftmeta.core.types import SideName, Stage, StageCounters
 
@@ -32,6 +33,8 @@ class Look(NamedTuple):
     vector_from: VectorFrom = VectorFrom.MEMORY
     pinned: str = ""  # why an operator keeps it where it is, "" when nobody does
     change: ChangeRecord = ChangeRecord()  # the rollout that it works on, or worked on last
+    damage: str = ""  # found in the memory that serves, and not mended yet
+    scrub: ScrubLook = ScrubLook()
 
 
 class NodeFacts(NamedTuple):
@@ -84,6 +87,8 @@ def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, 
             "pinned": look.pinned,
             "rollout": look.change.id,
             "phase": look.change.reached.value if look.change.id else "",
+            "damage": look.damage,
+            "scrub": {**look.scrub._asdict(), "findings": [finding._asdict() for finding in look.scrub.findings]},
         }
     return body
 
@@ -111,6 +116,6 @@ def _serving(look: Look) -> dict[str, Any]:
         "version": "" if record is None else record.version,
         "checksum": "" if record is None else record.checksum,
         "vector_root": "" if record is None else record.vector_root,
-        "ready": look.ready,
+        "ready": look.ready and not look.damage,
         "lag_ms": look.lag_ms if record is not None else -1,
     }

@@ -56,6 +56,9 @@ class Runtime:
     def control_socket(self) -> Path:
         return names.control_socket(self.run_dir)
 
+    def front_socket(self) -> Path:
+        return names.front_socket(self.run_dir)
+
     def meter(self, role: str) -> Meter:
         """Counts go on where the process before this one stopped."""
         return Meter(self.tallies.get((role, str(self.index))))

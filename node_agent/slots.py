@@ -97,6 +97,15 @@ class Switch:
             for row in rows
         )
 
+    def idle(self, slot: int) -> bool:
+        """No worker computes in the slot, in the gate or beside it. Whoever enters from now on sees what was written before this call."""
+        self._barrier()
+        return not self.in_flight(slot) and not any(row.since_ns[slot] for row in self._block.attached())
+
+    def barrier(self) -> None:
+        """What this process wrote before is seen by every worker before what it writes after."""
+        self._barrier()
+
     def drained(self, slot: int) -> bool:
         """True when no request uses the slot and none can start in it before the next switch: it may be rewritten."""
         if self._block.active()[0] == slot:

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from consistency.vector import Words, entry_of, root
+from consistency.vector import TensorVector, Words, entry_of, root
 from node_agent import layout as layouts
 from node_agent import staging_plan
 from node_agent.device.port import Device, SlotRecord, SlotState
 from node_agent.device.snapshot import SlotSnapshot, Snapshots
-from node_agent.layout import Layout
+from node_agent.layout import Layout, Placement
 from node_agent.pour import BlobSource, Pace, PieceFailed, pour
 from node_agent.refusal import Refusal
 from node_agent.staging_plan import Held, Origin, Step
@@ -56,14 +56,14 @@ class Staged(msgspec.Struct, frozen=True):
     record: SlotRecord
     layout: Layout
     counters: StageCounters
-    entries: dict[str, str]  # tensor -> entry of the vector, from the slot's memory
+    vectors: dict[str, TensorVector]  # by tensor, from the slot's memory
 
 
 class Manner(msgspec.Struct, frozen=True):
     """How to stage: at which pace, and what need not be read again."""
 
     pace: Pace = Pace()
-    fresh: Mapping[str, str] = {}  # tensor -> entry that was computed from this slot's memory a moment ago; counts for what is kept
+    fresh: Mapping[str, TensorVector] = {}  # that was computed from this slot's memory a moment ago; counts for what is kept
 
 
 ALONE: Final = Manner()
@@ -86,12 +86,13 @@ def stage(
     """Write what differs, compute the vector from the slot's memory, set the slot verified. Safe to run again after any failure."""
     made = plan(device, snapshots, order)
     _begin(device, snapshots, order, made.layout, staging_plan.kept(made.steps))
-    entries = _verify(device, snapshots, order, made, _entries(device, order, made.steps, source, how))
+    vectors = _vectors(device, order, made.steps, source, how)
+    found = _verify(device, snapshots, order, made, {name: vector.entry for name, vector in vectors.items()})
     wanted = {tensor.name: tensor.sha256 for tensor in order.manifest.tensors}
     digest = snapshots.save(order.slot, SlotSnapshot(made.layout, wanted))
-    record = device.finish(order.slot, root(entries), digest)
+    record = device.finish(order.slot, found, digest)
     snapshots.drop_others(order.slot, digest)
-    return Staged(record, made.layout, staging_plan.counters(made.steps, bytes_fetched, made.tensors_changed), entries)
+    return Staged(record, made.layout, staging_plan.counters(made.steps, bytes_fetched, made.tensors_changed), vectors)
 
 
 def _begin(device: Device, snapshots: Snapshots, order: StageOrder, layout: Layout, whole: dict[str, str]) -> None:
@@ -111,8 +112,8 @@ def _begin(device: Device, snapshots: Snapshots, order: StageOrder, layout: Layo
     snapshots.drop_others(order.slot, digest)
 
 
-def _entries(device: Device, order: StageOrder, steps: Sequence[Step], source: BlobSource, how: Manner) -> dict[str, str]:
-    """The entry of every tensor, from the slot's memory."""
+def _vectors(device: Device, order: StageOrder, steps: Sequence[Step], source: BlobSource, how: Manner) -> dict[str, TensorVector]:
+    """Of every tensor, from the slot's memory."""
     fresh = {step.placement.name: how.fresh[step.placement.name] for step in steps if _is_fresh(step, how)}
     poured = [step for step in steps if step.placement.name not in fresh]
     try:
@@ -121,22 +122,22 @@ def _entries(device: Device, order: StageOrder, steps: Sequence[Step], source: B
         step = failed.step
         expected, found = f"{step.placement.size_bytes} bytes of {step.sha256}", str(failed.__cause__)
         raise StagingError("source_failed", f"tensor {step.placement.name!r}", expected, found, "fill") from failed.__cause__
-    return fresh | entries_of(poured, checks)
+    return fresh | vectors_of([step.placement for step in poured], checks)
 
 
 def _is_fresh(step: Step, how: Manner) -> bool:
     return step.origin is Origin.KEPT and step.placement.name in how.fresh
 
 
-def entries_of(steps: Sequence[Step], checks: Sequence[Words]) -> dict[str, str]:
+def vectors_of(places: Sequence[Placement], checks: Sequence[Words]) -> dict[str, TensorVector]:
     return {
-        step.placement.name: entry_of(step.placement.dtype, step.placement.shape, step.placement.size_bytes, found)
-        for step, found in zip(steps, checks, strict=True)
+        place.name: TensorVector(entry_of(place.dtype, place.shape, place.size_bytes, found), found)
+        for place, found in zip(places, checks, strict=True)
     }
 
 
-def _verify(device: Device, snapshots: Snapshots, order: StageOrder, made: StagePlan, entries: dict[str, str]) -> dict[str, str]:
-    """The entries, all equal to the manifest's."""
+def _verify(device: Device, snapshots: Snapshots, order: StageOrder, made: StagePlan, entries: dict[str, str]) -> str:
+    """The root, once every entry is equal to the manifest's."""
     expected = {tensor.name: tensor for tensor in order.manifest.tensors}
     wrong = [step for step in made.steps if entries[step.placement.name] != expected[step.placement.name].entry]
     if wrong:
@@ -149,7 +150,7 @@ def _verify(device: Device, snapshots: Snapshots, order: StageOrder, made: Stage
     found = root(entries)
     if found != order.manifest.vector_root:
         raise StagingError("vector_mismatch", f"vector root of slot {order.slot}", order.manifest.vector_root, found, "verify")
-    return entries
+    return found
 
 
 def _held(device: Device, snapshots: Snapshots, slot: int) -> Held | None:
@@ -162,4 +163,5 @@ def _held(device: Device, snapshots: Snapshots, slot: int) -> Held | None:
 
 
 def _active_held(device: Device, snapshots: Snapshots, slot: int) -> Held | None:
-    return _held(device, snapshots, slot) if device.record(slot).state is SlotState.VERIFIED else None
+    """Also of one that is dirty: damage was found in it, and what its list still names is whole."""
+    return None if device.record(slot).state is SlotState.EMPTY else _held(device, snapshots, slot)

@@ -11,12 +11,12 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from consistency.vector import TensorVector, entry_of, root
+from consistency.vector import TensorVector, root
 from node_agent import digests, names, staging, staging_plan
 from node_agent import layout as layouts
 from node_agent.budget import Budget
@@ -106,11 +106,14 @@ class Station:
         except BaseException:
             self.close()  # its locks would keep the next try out
             raise
-        self._checked: dict[int, Checked] = {}
-        self._warmed: dict[int, Warmed] = {}
-        self._whole: Whole | None = None  # the last one of the slot that served then
+        self.checked: dict[int, Checked] = {}
+        self.warmed: dict[int, Warmed] = {}
+        self.whole: Whole | None = None  # the last one of the slot that served then
+        self.records = threading.Lock()  # held while the record of the slot that serves changes, for a millisecond at most
+        self.in_repair: dict[int, SlotRecord] = {}  # what a slot is said to hold until its repair has ended
+        self.suspect = threading.Event()  # somebody found damage in what serves: the scrub looks at all of it
         self._writing = threading.Lock()
-        self._freshness = Freshness(places.verify_max_age_ns, places.clock_ns)
+        self.freshness = Freshness(places.verify_max_age_ns, places.clock_ns)
 
     @property
     def record(self) -> DeploymentRecord:
@@ -125,14 +128,32 @@ class Station:
         slot = self.block.active()[0]
         return None if slot == NO_SLOT else slot
 
+    @property
+    def arena(self) -> Arena | None:
+        return self._arena
+
+    @property
+    def snapshots(self) -> Snapshots:
+        return self._snapshots
+
+    @property
+    def switching(self) -> Switch:
+        return self._switch
+
     def slot_record(self, slot: int) -> SlotRecord:
-        return EMPTY_RECORD if self._arena is None else self._arena.record(slot)
+        if self._arena is None:
+            return EMPTY_RECORD
+        return self.in_repair.get(slot) or self._arena.record(slot)
 
     def look(self, change: str | None, loaded: Callable[[int, Target], bool]) -> SlotsSeen:
         """What is true now. `loaded`: does every worker hold this version in this slot?
 
         What was checked and warmed in the standby slot counts within the rollout `change` only; None: whatever it was for.
         """
+        with self.records:
+            return self._look(change, loaded)
+
+    def _look(self, change: str | None, loaded: Callable[[int, Target], bool]) -> SlotsSeen:
         word = self.block.active()
         active = None if word[0] == NO_SLOT else word[0]
         slots = []
@@ -140,15 +161,15 @@ class Station:
             held = self.slot_record(slot)
             within = None if slot == active else change
             target = Target("", held.version, held.checksum, "")
-            warmed = _counts(self._warmed.get(slot), held, within) and loaded(slot, target)
-            slots.append(SlotSeen(held.version, held.checksum, held.state, _counts(self._checked.get(slot), held, within), warmed))
+            warmed = _counts(self.warmed.get(slot), held, within) and loaded(slot, target)
+            slots.append(SlotSeen(held.version, held.checksum, held.state, _counts(self.checked.get(slot), held, within), warmed))
         return SlotsSeen((slots[0], slots[1]), active, word[1])
 
     def held_by_active(self) -> frozenset[str]:
-        """SHA-256 of the tensors in the slot that serves."""
+        """SHA-256 of the tensors in the slot that serves, without those that are known to be damaged."""
         active = self.active
         record = EMPTY_RECORD if active is None else self.slot_record(active)
-        if active is None or record.state is not SlotState.VERIFIED:
+        if active is None or record.state is SlotState.EMPTY:
             return frozenset()
         snapshot = self._snapshots.load(active, record.snapshot_digest)
         return frozenset() if snapshot is None else frozenset(snapshot.held.values())
@@ -169,9 +190,9 @@ class Station:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
-        self._checked.clear()
-        self._warmed.clear()
-        self._freshness.clear()
+        self.checked.clear()
+        self.warmed.clear()
+        self.freshness.clear()
         use = ArenaUse.of(self._places.store.root, self._places.journal.record.node, self.name)
         try:
             size = max(self._places.slot_bytes or need + need // 4, need, 1)
@@ -210,14 +231,24 @@ class Station:
                 raise Refusal("slot_busy", f"slot {work.slot}", "staging that is still wanted", "staging that was given up")
             device = CpuDevice(self._need_arena())
             self.require_drained(work.slot)
-            self._warmed.pop(work.slot, None)
-            known = self._freshness.take(work.slot)
-            how = Manner(self._pace(), {name: item.entry for name, item in known.items()})
+            self.warmed.pop(work.slot, None)
+            known = self.freshness.take(work.slot)
+            how = Manner(self._pace(), {name: item.vector for name, item in known.items()})
             order = self._stage_order(work.target, work.slot, work.order)
-            staged = staging.stage(device, self._snapshots, order, self._places.store, work.bytes_fetched, how)
-            self._freshness.note(work.slot, staged.entries, known)
-            self._checked[work.slot] = Checked(staged.record, work.change, self._places.wall_ms())
+            staged = self._staged(device, order, work.bytes_fetched, how)
+            self.freshness.note(work.slot, staged.vectors, known)
+            self.checked[work.slot] = Checked(staged.record, work.change, self._places.wall_ms())
         return staged.counters
+
+    def _staged(self, device: Device, order: staging.StageOrder, fetched: int, how: Manner) -> staging.Staged:
+        budget = self._places.budget
+        try:
+            with nullcontext() if budget is None else budget.first():
+                return staging.stage(device, self._snapshots, order, self._places.store, fetched, how)
+        except Refusal as refusal:
+            if refusal.kind == "vector_mismatch":
+                self.suspect.set()  # some of it may have come from the slot that serves
+            raise
 
     def staging_cost(self, target: Target, slot: int, order: Order) -> StageCounters:
         """What staging would cost now: of a slot that holds the version, nothing but `kept`."""
@@ -233,38 +264,39 @@ class Station:
         arena = self._need_arena()
         record = arena.record(slot)
         snapshot = self._snapshots.load(slot, record.snapshot_digest)
-        self._freshness.take(slot)
-        entries: dict[str, str] = {}
+        self.freshness.take(slot)
+        vectors: dict[str, TensorVector] = {}
         if snapshot is not None:
             # A roll-back waits for this, so it takes its turn on the processor; the bytes it reads are within the budget.
             pace = Pace(self._places.stage_threads, budget=self._pace().budget)
             vectors = _compute(CpuDevice(arena), slot, snapshot.layout.placements, pace)
-            entries = {name: vector.entry for name, vector in vectors.items()}
-        found = "no list of its tensors" if snapshot is None else root(entries)
+        found = "no list of its tensors" if snapshot is None else root({name: vector.entry for name, vector in vectors.items()})
         if found != target.vector_root or record.vector_root != target.vector_root:
-            arena.mark_empty(slot)
+            with self.records:
+                arena.mark_empty(slot)
             raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
-        self._freshness.note(slot, entries, {})
-        self._checked[slot] = Checked(record, change, self._places.wall_ms())
+        self.freshness.note(slot, vectors, {})
+        self.checked[slot] = Checked(record, change, self._places.wall_ms())
 
     def note_warm(self, slot: int, change: str, derived: Mapping[str, str]) -> None:
         """`derived`: SHA-256 of what the modules hold outside the slot."""
-        self._warmed[slot] = Warmed(self.slot_record(slot), change, derived)
+        self.warmed[slot] = Warmed(self.slot_record(slot), change, derived)
 
     def forget_warm(self, slot: int) -> None:
         """The workers are about to forget the slot. Raises Refusal slot_active for the one that serves."""
         if slot == self.active:
             raise Refusal("slot_active", f"slot {slot}", "a slot that is not active", "the active slot")
-        self._warmed.pop(slot, None)
+        self.warmed.pop(slot, None)
 
     def switch(self, target: Target, slot: int) -> SwitchReport:
         """Flip. The slot was checked and warmed by this process, the order is obeyed durably already."""
         record = self._need_arena().verified(slot)
-        done = [kind for kind, known in (("checked", self._checked), ("warmed", self._warmed)) if _counts(known.get(slot), record, None)]
+        done = [kind for kind, known in (("checked", self.checked), ("warmed", self.warmed)) if _counts(known.get(slot), record, None)]
         if (record.version, record.checksum) != (target.label, target.checksum) or len(done) < 2:
             found = f"{record.version}, {' and '.join(done) or 'neither'}"
             raise Refusal("slot_not_verified", f"slot {slot}", f"{target.label}, checked and warmed by this process", found)
-        return self._switch.switch(slot)
+        with self.records:
+            return self._switch.switch(slot)
 
     # --- reading for the checker
 
@@ -274,7 +306,8 @@ class Station:
             slot, epoch = self.block.active()
             if slot == NO_SLOT or self._arena is None:
                 return None
-            record = self._arena.record(slot)
+            with self.records:  # not in the middle of a repair
+                record = self._arena.record(slot)
             snapshot = self._snapshots.load(slot, record.snapshot_digest)
             if record.state is not SlotState.VERIFIED or snapshot is None:
                 return None
@@ -283,19 +316,21 @@ class Station:
             if self.block.active() == (slot, epoch) and self._arena.record(slot) == record:
                 found = Reading(record, slot, epoch, vectors)
                 self.note_whole(Whole(slot, record, found.root, began_ns))
-                check = self._checked.get(slot)
+                check = self.checked.get(slot)
+                if found.root != record.vector_root:
+                    self.suspect.set()
                 if check is not None and check.record == record and found.root == record.vector_root:
-                    self._checked[slot] = check._replace(at_ms=self._places.wall_ms())
+                    self.checked[slot] = check._replace(at_ms=self._places.wall_ms())
                 return found
         return None
 
     def note_whole(self, found: Whole | None) -> None:
         """Whoever read a whole slot says what that found; None: what was known of it is no longer so."""
-        self._whole = found
+        self.whole = found
 
     def proven(self) -> Proven | None:
         """The last whole reading, None unless it compared and speaks of the slot that serves as it is now."""
-        whole, (slot, epoch) = self._whole, self.block.active()
+        whole, (slot, epoch) = self.whole, self.block.active()
         if whole is None or self._arena is None or slot != whole.slot:
             return None
         if self._arena.record(slot) != whole.record or whole.root != whole.record.vector_root:
@@ -320,9 +355,10 @@ class Station:
 
     def evidence(self) -> Evidence | None:
         """None while nothing serves that this process has checked and warmed."""
-        slot, epoch = self.block.active()
-        checked, warmed = self._checked.get(slot), self._warmed.get(slot)
-        record = EMPTY_RECORD if slot == NO_SLOT else self.slot_record(slot)
+        with self.records:
+            slot, epoch = self.block.active()
+            checked, warmed = self.checked.get(slot), self.warmed.get(slot)
+            record = EMPTY_RECORD if slot == NO_SLOT else self.slot_record(slot)
         if checked is None or warmed is None or checked.record != record or warmed.record != record:
             return None
         return Evidence(record, slot, epoch, checked.at_ms, dict(warmed.derived))
@@ -414,8 +450,4 @@ def _counts(check: Checked | Warmed | None, held: SlotRecord, change: str | None
 def _compute(device: Device, slot: int, places: Sequence[Placement], pace: Pace) -> dict[str, TensorVector]:
     """The vectors of tensors that a slot holds, from its memory."""
     steps = [Step(place, "", Origin.KEPT) for place in places]
-    checks = pour(device, slot, None, steps, NoBlobs(), pace)
-    return {
-        place.name: TensorVector(entry_of(place.dtype, place.shape, place.size_bytes, found), found)
-        for place, found in zip(places, checks, strict=True)
-    }
+    return staging.vectors_of(places, pour(device, slot, None, steps, NoBlobs(), pace))

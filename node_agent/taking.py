@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -46,6 +46,9 @@ from node_agent.trouble import STEP_FAULTS
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 from raftmeta.core.manifest import Manifest
 from raftmeta.core.types import DrainOverdue, Stage, StageCounters
+
+if TYPE_CHECKING:
+    from node_agent.tend import Tender
 
 ACKNOWLEDGE_S = 15.0
 CANCELLED_S = 15.0  # for the places of requests that were ended to be given back: a worker that ended is noticed by its supervisor
@@ -160,6 +163,7 @@ class Means:
     serve: Callable[[DeploymentRecord], Serving]  # takes over what an earlier control left. Raises Refusal or OSError
     observer: Observer
     gate: Gate | None = None  # on the rate of requests; None: there is none
+    beside: Callable[[Tender], Callable[[], Coroutine[Any, Any, None]] | None] = lambda tender: None  # work for as long as it is tended
 
 
 class Taker:

@@ -18,10 +18,13 @@ from node_agent.host import Host
 from node_agent.ipc import Server
 from node_agent.memory import private_bytes
 from node_agent.messages import (
+    NOT_LOADED,
     NOTHING_SERVES,
     REQUEST_CANCELLED,
     Acknowledge,
     Cancel,
+    CheckDerived,
+    DerivedChecked,
     Done,
     Fault,
     GetMetrics,
@@ -39,6 +42,7 @@ from node_agent.runtime import Runtime, log
 
 BEAT_S = 1.0
 EXIT_CANCELLED = 75  # EX_TEMPFAIL: the supervisor starts another worker
+EXIT_DAMAGED = 76  # its own memory changed; the supervisor starts another worker
 ANSWER_S = 1.0  # for the answer of a cancelled request to be written, before its worker ends
 WATCH_S = 0.1  # between looks at the slots' records; each takes some tens of microseconds
 
@@ -54,6 +58,7 @@ class Worker:
         self._server = Server(self._answer, self._state)
         self._announced: WorkerState | None = None
         self._leave = leave
+        self._leaving: asyncio.Task[None] | None = None
         self._open: dict[int, asyncio.Future[Reply]] = {}  # answers that requests wait for, by the identity of the call
 
     async def run(self, runtime: Runtime) -> None:
@@ -89,6 +94,8 @@ class Worker:
                 return await self._cancel(call)
             case Release():
                 return await self._then_announce(self._compute, lambda: self._host.release(call))
+            case CheckDerived():
+                return await self._check_derived(call)
             case GetMetrics():
                 self._meter.set(metric_table.WORKER_BYTES, private_bytes(), str(self._index))
                 return Metrics(call.number, self._meter.gauges())
@@ -128,6 +135,25 @@ class Worker:
         await self._server.answered(held, ANSWER_S)
         self._leave(EXIT_CANCELLED)
         return Done(call.number)
+
+    async def _check_derived(self, call: CheckDerived) -> Reply:
+        """Tensor by tensor in the computing thread, so that no request waits for more than one of them."""
+        loop = asyncio.get_running_loop()
+        names = await loop.run_in_executor(self._compute, self._host.derived_of, call)
+        if names is None:
+            return Fault(call.number, 503, NOT_LOADED, f"{call.deployment}: slot {call.slot} is not loaded in this worker")
+        found = [await loop.run_in_executor(self._compute, self._host.check_derived, call, name) for name in names]
+        damaged = tuple(item for item in found if item is not None)
+        ends = bool(damaged) and call.ends
+        if ends:
+            log.error("derived_damaged", worker=self._index, deployment=call.deployment, tensors=[item.tensor for item in damaged])
+            self._announce()
+            self._leaving = asyncio.create_task(self._leave_after(call))
+        return DerivedChecked(call.number, damaged, ends)
+
+    async def _leave_after(self, call: Numbered) -> None:
+        await self._server.answered(call, ANSWER_S)
+        self._leave(EXIT_DAMAGED)
 
     async def _then_announce(self, pool: ThreadPoolExecutor, work: Callable[[], Reply]) -> Reply:
         reply = await asyncio.get_running_loop().run_in_executor(pool, work)

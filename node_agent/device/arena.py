@@ -146,6 +146,25 @@ class Arena:
         self._write_record(slot, record)
         return record
 
+    def begin_repair(self, slot: int, snapshot_digest: str, until_ns: int) -> SlotRecord:
+        """Before a block of a slot that serves is written again: nobody may compute from it until `end_repair`. Gives the record of before.
+
+        `snapshot_digest`: of the list of tensors that stay untouched; `until_ns`: when whoever waits may give up. Raises Refusal.
+        """
+        before = self.verified(slot)
+        self.mark_dirty(slot, msgspec.structs.replace(before, snapshot_digest=snapshot_digest, repair_until_ns=until_ns))
+        return before
+
+    def end_repair(self, slot: int, before: SlotRecord) -> SlotRecord:
+        """After the block was found right again, or was not touched. The record tells that there was a repair."""
+        dirty = self.require_dirty(slot)
+        if not dirty.repair_until_ns or dirty.checksum != before.checksum:
+            expected, found = f"a repair of {before.version}", f"{dirty.version}, not in repair"
+            raise Refusal("slot_not_dirty", f"slot {slot} of {self.path}", expected, found)
+        record = msgspec.structs.replace(before, repairs=before.repairs + 1)
+        self._write_record(slot, record)
+        return record
+
     def mark_empty(self, slot: int) -> None:
         self._write_record(slot, EMPTY_RECORD)
 

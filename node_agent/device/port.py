@@ -25,8 +25,8 @@ class SlotState(StrEnum):
     VERIFIED = "verified"  # the vector computed from these bytes equals the manifest's
 
 
-class SlotRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one slot holds, as its header says."""
+class SlotRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one slot holds, as its header says. Fields that have their defaults are not written: earlier builds know fewer."""
 
     state: SlotState = SlotState.EMPTY
     version: str = ""  # label
@@ -37,6 +37,8 @@ class SlotRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshot_digest: str = ""  # of the sidecar that lists the tensors held here
     generation: int = 0  # of the order that staged it; with the revision the fence
     revision: int = 0
+    repairs: int = 0  # of blocks that were damaged, since it was staged: what computed across one sees another record
+    repair_until_ns: int = 0  # while dirty for a repair: the monotonic time by which it is verified again, or never will be
 
 
 EMPTY_RECORD = SlotRecord()

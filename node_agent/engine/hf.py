@@ -22,7 +22,7 @@ from node_agent.binding import BoundModule, SlotViews, bind
 from node_agent.engine import sentence
 from node_agent.engine.port import BadInput, EngineFault, Instance
 from node_agent.engine.sentence import SentenceConfig
-from node_agent.messages import Tensor, TensorSpec
+from node_agent.messages import DerivedDamage, Tensor, TensorSpec
 
 MAX_BATCH = 256  # rows of one request
 MAX_TOKENS = 65_536  # rows x length; bounds the memory of one request
@@ -72,6 +72,9 @@ class HfInstance:
     @property
     def derived(self) -> Mapping[str, str]:
         return {item.name: item.sha256 for item in self._bound.derived}
+
+    def check_derived(self, name: str) -> DerivedDamage | None:
+        return self._bound.check_derived(name)
 
     def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> tuple[Tensor, ...]:
         with self._lock:

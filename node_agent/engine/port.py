@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from node_agent.messages import Tensor, TensorSpec
+from node_agent.messages import DerivedDamage, Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from node_agent.binding import SlotViews
@@ -39,6 +39,9 @@ class Instance(Protocol):
     @property
     def derived(self) -> Mapping[str, str]:
         """SHA-256 of each tensor that the module holds outside the slot."""
+
+    def check_derived(self, name: str) -> DerivedDamage | None:
+        """Digest one tensor of `derived` again: how it changed since loading, None when it did not."""
 
     def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> tuple[Tensor, ...]:
         """Raises BadInput or EngineFault."""

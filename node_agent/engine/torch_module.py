@@ -22,7 +22,7 @@ from torch import nn
 
 from node_agent.binding import TORCH_DTYPES, BindingError, BoundModule, SlotViews, bind
 from node_agent.engine.port import BadInput, EngineFault, Instance
-from node_agent.messages import Tensor, TensorSpec
+from node_agent.messages import DerivedDamage, Tensor, TensorSpec
 from raftmeta import strict_json
 from raftmeta.core import module_description as descriptions
 from raftmeta.core.errors import RaftmetaError
@@ -93,6 +93,9 @@ class TorchModuleInstance:
     @property
     def derived(self) -> Mapping[str, str]:
         return {item.name: item.sha256 for item in self._bound.derived}
+
+    def check_derived(self, name: str) -> DerivedDamage | None:
+        return self._bound.check_derived(name)
 
     def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> tuple[Tensor, ...]:
         unknown = [name for name in outputs if name != self._description.output]

@@ -18,11 +18,12 @@ class Node:
     """One agent with three versions published; v2 and v3 differ from v1 in their last layer only."""
 
     def __init__(self, root: Path, arena_dir: Path, **settings: object) -> None:
+        """`settings` are added to the agent's configuration."""
         self.artifacts = root / "artifacts"
         self.arena_dir = arena_dir
         self.plane = FakeControlPlane()
         self.plane.start()
-        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, workers=2, **settings)
+        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, **({"workers": 2} | settings))
         self.driver = Driver(self.plane)
         self.expected: dict[str, Any] = {}
         write_encoder(self.artifacts / "v1", 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from node_agent.binding import SlotViews
 from node_agent.engine.port import BadInput, EngineFault
-from node_agent.messages import Tensor, TensorSpec
+from node_agent.messages import DerivedDamage, Tensor, TensorSpec
 from node_agent.refusal import Refusal
 
 
@@ -22,6 +22,10 @@ class FakeInstance:
         self._views = views
         self.during: Callable[[], None] = lambda: None
         self.moved = False
+        self.damage: dict[str, DerivedDamage] = {}
+
+    def check_derived(self, name: str) -> DerivedDamage | None:
+        return self.damage.get(name)
 
     def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> tuple[Tensor, ...]:
         if inputs and inputs[0].name != "x":

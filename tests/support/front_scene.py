@@ -120,7 +120,7 @@ class Scene:
         await self.worker.start()
         await self.control.server.start(self.control.path)
         self.front = Front(self.runtime)
-        self.front.start()
+        await self.front.start()
         transport = httpx.ASGITransport(self.front)  # type: ignore[arg-type]
         self.http = httpx.AsyncClient(transport=transport, base_url="http://node")
         await self.until(lambda: self.front._workers[0].connected and self.front._control.connected and bool(self.front._workers[0].served))

@@ -13,6 +13,9 @@ from node_agent.ipc import CallFailed, Server
 from node_agent.messages import (
     Acknowledge,
     Answering,
+    CheckDerived,
+    DerivedChecked,
+    DerivedDamage,
     Done,
     Fault,
     GetMetrics,
@@ -45,6 +48,7 @@ class FakeWorker:
         self.active = 0
         self.refuse = ""
         self.derived = {"position_ids": "0" * 64}
+        self.damaged: tuple[DerivedDamage, ...] = ()
         self.calls: list[Numbered] = []
         self.server = Server(self._answer, self.state)
 
@@ -70,6 +74,10 @@ class FakeWorker:
                 return Answering(call.number, self.active, held.label, held.checksum)
             case Release():
                 return Done(call.number)
+            case CheckDerived():
+                if not self.slots:
+                    return Fault(call.number, 503, "not_loaded", "because")
+                return DerivedChecked(call.number, self.damaged, bool(self.damaged) and call.ends)
             case GetMetrics():
                 return Metrics(call.number, ())
             case _:
@@ -260,3 +268,17 @@ def test_a_prober_that_refuses_ends_or_stays_away_is_told_apart(tmp_path: Path) 
             await scene.crew.prove("search", 1, V1)
 
     run(tmp_path, work, load_timeout_s=0.5)
+
+
+def test_what_workers_find_in_their_own_memory_is_told_apart_and_one_that_is_away_or_loads_says_nothing(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0, 1)
+        await scene.crew.load("search", 0, V1)
+        scene.workers[1].damaged = (DerivedDamage("ids", 2, "1:2", "3:4"),)
+        found = await scene.crew.check_derived("search", 0, V1.checksum, True)
+        assert [(worker, reply.damaged, reply.ends) for worker, reply in found] == [(0, (), False), (1, scene.workers[1].damaged, True)]
+        scene.workers[0].slots.clear()
+        await scene.workers[1].server.stop()
+        assert await scene.crew.check_derived("search", 0, V1.checksum, True) == []
+
+    run(tmp_path, work)

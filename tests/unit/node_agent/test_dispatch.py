@@ -328,3 +328,17 @@ def test_a_request_that_timed_out_is_not_replayed_when_its_worker_goes() -> None
         assert (of.queued, sum(of.in_flight)) == (0, 0)
 
     run(work)
+
+
+def test_a_timer_that_comes_early_by_our_clock_leaves_no_request_of_a_worker_that_was_still_loading_waiting() -> None:
+    async def work() -> None:
+        loop, worker = asyncio.get_running_loop(), FakeWorker()
+        of = Dispatcher((worker,), 10, 1, lambda: loop.time() * 0.5)  # a clock that runs slower than the timers
+        task = start(of, job(deadline_s=10.0))
+        await settle()
+        worker.fail(refused(NOT_LOADED))
+        await until(lambda: len(worker.asked) == 2)
+        worker.answer()
+        await task
+
+    run(work)

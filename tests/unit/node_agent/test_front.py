@@ -9,11 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from node_agent.ipc import CallFailed, Link
 from node_agent.messages import (
+    Done,
     GetDigests,
     GetStatus,
     GetVector,
     GetVectors,
+    Held,
+    Hold,
+    LetGo,
     Tensor,
 )
 from node_agent.metric_table import WORKER_REQUESTS
@@ -320,3 +325,73 @@ def test_requests_that_wait_and_those_that_each_worker_has_are_shown_apart(tmp_p
         assert 'raftmeta_agent_in_flight_requests{worker="0"} 0.0' in page and "raftmeta_agent_queued_requests 0.0" in page
 
     run(tmp_path, work, worker_depth=1)
+
+
+def test_control_holds_the_requests_of_a_deployment_and_lets_them_go(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        link = Link(lambda push: None, lambda: None)
+        await link.connect(scene.runtime.front_socket())
+        held = await link.call(lambda n: Hold(n, "search", 4000), 5)
+        assert isinstance(held, Held) and held.in_flight == 0 and 3900 < held.lease_ms <= 4000
+        asking = asyncio.create_task(scene.infer())
+        await scene.until(lambda: scene.front._dispatcher.queued == 1)
+        assert scene.worker.calls == []
+        assert isinstance(await link.call(lambda n: LetGo(n, "search"), 5), Done)
+        assert (await asking).status_code == 200
+        assert 'raftmeta_agent_hold_seconds_count{deployment="search"} 1.0' in (await scene.http.get("/metrics")).text
+        for lease_ms in (0, -5, 60_000):
+            with pytest.raises(CallFailed, match="bad_request"):
+                await link.call(lambda n, lease_ms=lease_ms: Hold(n, "search", lease_ms), 5)  # type: ignore[misc]
+        with pytest.raises(CallFailed, match="bad_request"):
+            await link.call(GetStatus, 5)
+        await link.close()
+
+    run(tmp_path, work)
+
+
+def test_a_control_process_that_ends_while_it_holds_requests_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        link = Link(lambda push: None, lambda: None)
+        await link.connect(scene.runtime.front_socket())
+        await link.call(lambda n: Hold(n, "search", 5000), 5)
+        asking = asyncio.create_task(scene.infer())
+        await scene.until(lambda: scene.front._dispatcher.queued == 1)
+        await link.close()
+        async with asyncio.timeout(2):  # much less than the lease
+            assert (await asking).status_code == 200
+
+    run(tmp_path, work)
+
+
+def test_damage_in_the_memory_that_serves_takes_the_node_out_of_readiness_and_is_said(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        assert (await scene.http.get("/v2/health/ready")).status_code == 200
+        scene.journal.put(msgspec.structs.replace(RECORD, damage="memory of 1.0.0 is damaged: tensor 'w' block 3"))
+        for path in ("/v2/health/ready", "/v2/models/search/ready"):
+            reply = await scene.http.get(path)
+            assert reply.status_code == 503 and "tensor 'w' block 3" in reply.text
+        scene.journal.put(RECORD)
+        assert (await scene.http.get("/v2/health/ready")).status_code == 200
+
+    run(tmp_path, work)
+
+
+def test_while_its_memory_is_mended_a_deployment_that_workers_call_blocked_is_waited_for_until_one_says_otherwise(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        link = Link(lambda push: None, lambda: None)
+        await link.connect(scene.runtime.front_socket())
+        scene.worker.say(blocked="the slot that should serve, 0, is dirty, not verified")
+        await scene.until(lambda: bool(scene.front._workers[0].served[0].blocked))
+        assert (await scene.infer()).status_code == 503
+        await link.call(lambda n: Hold(n, "search", 5000), 5)
+        asking = asyncio.create_task(scene.infer())
+        await scene.until(lambda: scene.front._dispatcher.queued == 1)
+        letting = asyncio.create_task(link.call(lambda n: LetGo(n, "search"), 5))
+        await asyncio.sleep(0.1)
+        assert not letting.done() and not asking.done()
+        scene.worker.say()
+        await letting
+        assert (await asking).status_code == 200
+        await link.close()
+
+    run(tmp_path, work)

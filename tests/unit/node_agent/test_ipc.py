@@ -184,3 +184,19 @@ def test_an_answer_larger_than_a_frame_becomes_a_fault(tmp_path: Path) -> None:
                 await ends.link.call(GetStatus, 15)
 
     run(work)
+
+
+def test_a_server_hears_when_a_connection_has_ended(tmp_path: Path) -> None:
+    async def work() -> None:
+        gone: list[str] = []
+        server = Server(echo, lambda: None, lambda: gone.append("gone"))
+        await server.start(tmp_path / "s")
+        link = Link(lambda push: None, lambda: None)
+        await link.connect(tmp_path / "s")
+        await link.call(lambda n: Acknowledge(n, "x"), 5)
+        assert gone == []
+        await link.close()
+        await until(lambda: gone == ["gone"])
+        await server.stop()
+
+    run(work)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from node_agent import failure
+from node_agent.device.port import SlotRecord, SlotState
 from node_agent.journal import ChangeRecord, DeploymentRecord, Follower, Journal, read
 from node_agent.plan import Order, Target
 from raftmeta.core.errors import RaftmetaError
@@ -80,3 +81,10 @@ def test_a_follower_sees_every_replacement_and_keeps_its_copy_otherwise(tmp_path
     assert follower.deployments() is first
     journal.drop("search")
     assert follower.deployments() == {}
+
+
+def test_what_builds_before_the_scrub_do_not_know_is_written_only_where_it_says_something() -> None:
+    assert "damage" not in msgspec.msgpack.decode(msgspec.msgpack.encode(RECORD))
+    assert "damage" in msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.structs.replace(RECORD, damage="x")))
+    slot = msgspec.msgpack.decode(msgspec.msgpack.encode(SlotRecord(SlotState.VERIFIED, "1.0.0")))
+    assert slot == {"state": "verified", "version": "1.0.0"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from node_agent.device.arena import Arena
 from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import SlotState
-from node_agent.device.snapshot import Snapshots
+from node_agent.device.snapshot import SlotSnapshot, Snapshots
 from node_agent.refusal import Refusal
 from node_agent.staging import ALONE, Manner, Staged, StageOrder, plan, stage
 from raftmeta.core.errors import ErrorClass
@@ -217,7 +217,7 @@ def altered(manifest: Manifest, name: str, **changes: object) -> Manifest:
 def test_what_was_computed_a_moment_ago_and_stays_is_not_read_again_and_everything_else_is(node: Node) -> None:
     first = node.stage(1, V1, activate=False)
     node.damage(1, "a")
-    fresh = {name: entry for name, entry in first.entries.items() if name in ("a", "d")}
+    fresh = {name: vector for name, vector in first.vectors.items() if name in ("a", "d")}
     staged = node.stage(1, V2, activate=False, how=Manner(fresh=fresh))
     assert staged.record.vector_root == manifest_of(V2).vector_root, "kept on the word of its freshness; d changed, so it was read"
     node.damage(1, "b")
@@ -226,9 +226,9 @@ def test_what_was_computed_a_moment_ago_and_stays_is_not_read_again_and_everythi
 
 
 def test_an_entry_that_is_fresh_but_of_other_bytes_is_a_mismatch(node: Node) -> None:
-    node.stage(1, V1, activate=False)
+    first = node.stage(1, V1, activate=False)
     with pytest.raises(Refusal, match=r"vector_mismatch.*'a'"):
-        node.stage(1, V2, activate=False, how=Manner(fresh={"a": "0" * 64}))
+        node.stage(1, V2, activate=False, how=Manner(fresh={"a": first.vectors["d"]}))
 
 
 @pytest.mark.parametrize("changes", [{"dtype": "I32"}, {"shape": (30, 40)}, {"entry": "0" * 64}])
@@ -299,10 +299,20 @@ def test_a_changed_layout_keeps_the_tensors_whose_address_it_keeps(node: Node) -
     assert node.bytes_of(0) == {name: data for name, (_, _, data) in grown.items()}
 
 
-def test_nothing_is_copied_from_an_active_slot_that_is_not_verified(node: Node) -> None:
-    record = node.stage(0, V1).record
-    node.arena.mark_dirty(0, record)
+def test_nothing_is_copied_from_an_active_slot_of_which_nothing_is_known(node: Node) -> None:
+    node.stage(0, V1)
+    node.arena.mark_empty(0)
     assert costs(node.stage(1, V2)) == (4, 0, 0, 4)
+
+
+def test_from_an_active_slot_in_which_damage_was_found_only_what_its_list_still_names_is_copied(node: Node) -> None:
+    staged = node.stage(0, V1)
+    held = {name: hashlib.sha256(data).hexdigest() for name, (_, _, data) in V1.items() if name != "a"}
+    node.damage(0, "a")
+    digest = node.snapshots.save(0, SlotSnapshot(staged.layout, held))
+    node.arena.mark_dirty(0, msgspec.structs.replace(staged.record, snapshot_digest=digest))
+    assert costs(node.stage(1, V2)) == (2, 2, 0, 2)
+    assert node.bytes_of(1) == {name: data for name, (_, _, data) in V2.items()}
 
 
 def test_empty_and_scalar_tensors_are_staged_too(node: Node) -> None:
