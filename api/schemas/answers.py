@@ -59,6 +59,11 @@ class Versions(msgspec.Struct, frozen=True):
     versions: tuple[records.Version, ...]
 
 
+class FeatureLevel(msgspec.Struct, frozen=True):
+    feature_level: int
+    revision: int
+
+
 class HeartbeatReply(msgspec.Struct, frozen=True):
     generation: int
     revision: int

@@ -92,6 +92,10 @@ class AttestBody(Sent, frozen=True):
     detail: Annotated[str, Meta(max_length=1_024)] = ""
 
 
+class FeatureLevelBody(Sent, frozen=True):
+    level: Annotated[int, Meta(ge=1, le=1_000)]
+
+
 class VerdictBody(Sent, frozen=True):
     deployment: Name
     verdict: Annotated[str, Meta(pattern=r"^(consistent|diverged|incomplete)\Z")]

@@ -172,6 +172,7 @@ CLUSTER = {
             "api_url": "https://10.0.0.1:7400",
             "role": "leader",
             "match_index": 61,
+            "feature_level": 2,
         }
     ],
     "journal_bytes": 81920,
@@ -181,7 +182,7 @@ CLUSTER = {
     "fault": "",
     "caught_up": True,
     "generation": 1,
-    "feature_level": 1,
+    "feature_level": 2,
     "state_hash": _STATE,
     "revision": 52,
 }

@@ -168,6 +168,12 @@ COMMANDS: dict[str, CommandInfo] = {
         "raftmeta cluster status",
         LOOK,
     ),
+    "cluster raise-level": CommandInfo(
+        "raftmeta.cli.cluster:raise_level",
+        "After an update of every member, let them write what the newer build brought",
+        "raftmeta cluster raise-level",
+        RUN,
+    ),
 }
 
 

@@ -131,6 +131,10 @@ class Client:
     async def cluster(self, read: Read = LINEARIZABLE) -> Reply:
         return await self._get(_path("cluster"), read)
 
+    async def raise_feature_level(self, level: int, *, key: str = "") -> Reply:
+        """To the next one only, and never back. `feature_level_unsupported` names the members that cannot run it."""
+        return await self._post(_path("cluster", "feature-level"), {"level": level}, key)
+
     async def consistency(self, read: Read = LINEARIZABLE) -> Reply:
         return await self._get(_path("consistency"), read)
 

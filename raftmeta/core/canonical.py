@@ -16,9 +16,14 @@ _DEFAULTS = Policy()
 _LATER = tuple(name for name in Policy.__struct_fields__ if name not in FirstPolicy.__struct_fields__)
 
 
+def has_first_policy(policy: Policy) -> bool:
+    """Whether the policy says nothing in the fields that it gained."""
+    return all(getattr(policy, name) == getattr(_DEFAULTS, name) for name in _LATER)
+
+
 def with_first_policy(value: Any) -> Any:
     """What stands for a record with a `policy` in its bytes."""
     policy = value.policy
-    if any(getattr(policy, name) != getattr(_DEFAULTS, name) for name in _LATER):
+    if not has_first_policy(policy):
         return value
     return msgspec.structs.replace(value, policy=FirstPolicy(policy.prepare_timeout_ms, policy.sync_timeout_ms))

@@ -21,7 +21,7 @@ from raftmeta.core.sequences import SortedKeys
 from raftmeta.core.types import Deployment, Limits, ModelRecord, OutcomeRecord, Record, Rollout, Verdict, VersionRecord
 
 HASH_SCHEMA = 1
-SUPPORTED_FEATURE_LEVEL = 1  # highest level this build knows
+SUPPORTED_FEATURE_LEVEL = 2  # highest level this build knows
 MODULUS_MASK = (1 << 256) - 1
 MAX_INT = (1 << 63) - 1  # every integer of the state lies in 0..MAX_INT
 

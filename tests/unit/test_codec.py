@@ -15,7 +15,7 @@ from raftmeta import codec
 from raftmeta.core import commands as c
 from raftmeta.core.apply import apply_batch
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.state import OUTCOME, State, encode_record, leaf
+from raftmeta.core.state import OUTCOME, SUPPORTED_FEATURE_LEVEL, State, encode_record, leaf
 from raftmeta.core.types import Deployment, ModelRecord, OutcomeRecord, Rollout, Verdict, VersionRecord
 from tests.support.commands import World, check_state, command_bytes, declaration, payload_lists, publication, serving_world, snapshot
 
@@ -219,7 +219,7 @@ def test_a_frame_above_its_limit_is_refused_before_it_is_held() -> None:
     [
         ({"format": 2}, "snapshot format 2"),
         ({"hash_schema": 2}, "hash schema 2"),
-        ({"scalars": msgspec.structs.replace(State.empty().scalars, feature_level=2)}, "feature level 2"),
+        ({"scalars": msgspec.structs.replace(State.empty().scalars, feature_level=SUPPORTED_FEATURE_LEVEL + 1)}, "feature level 3"),
         ({"scalars": msgspec.structs.replace(State.empty().scalars, revision=9)}, "the state hash is"),
     ],
 )

@@ -242,7 +242,7 @@ def test_the_cluster_shows_its_members_and_the_hash_of_the_state(thin: bool) -> 
     async def scene(made: Api) -> None:
         shown = (await made.client.get("/v1/cluster")).json()
         assert shown["state_hash"] == made.member.state.state_hash.hex()
-        assert (shown["role"], shown["members"][0]["id"], shown["feature_level"]) == ("leader", "m1", 1)
+        assert (shown["role"], shown["members"][0]["id"], shown["feature_level"]) == ("leader", "m1", 2)
 
     play(scene, thin)
 

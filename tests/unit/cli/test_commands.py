@@ -44,6 +44,11 @@ CLUSTER = {
 }  # fmt: skip
 
 
+def cluster_of(*features: int, level: int = 1) -> dict[str, Any]:
+    members = [CLUSTER["members"][0] | {"id": f"m{number}", "feature_level": each} for number, each in enumerate(features)]  # type: ignore[index]
+    return CLUSTER | {"members": members, "feature_level": level}
+
+
 @pytest.fixture
 def member() -> Iterator[StubServer]:
     with stub_server({}) as stub:
@@ -239,3 +244,27 @@ def test_a_watch_that_starts_too_early_says_so(member: StubServer, capsys: pytes
     member.routes["GET", "/v1/watch"] = always(problem("compacted"))
     assert run(member, "watch", "--from", "1") == Exit.NO
     assert "leave --from away" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seen", "words", "sent"),
+    [
+        (cluster_of(3, 2, 3), (), [2]),
+        (cluster_of(3, 3, 3), (), [2, 3]),
+        (cluster_of(2, 2, 2), ("2",), [2]),
+        (cluster_of(2, 0, 2), (), [2]),  # the member says who is away
+        (cluster_of(2, 2, 2, level=2), (), [2]),
+    ],
+)
+def test_raise_level_goes_up_one_by_one_to_what_all_can_run(member: StubServer, seen: dict[str, Any], words: Any, sent: list[int]) -> None:
+    member.routes["GET", "/v1/cluster"] = always(Answer(seen))
+    member.routes["POST", "/v1/cluster/feature-level"] = lambda body, query: Answer({"feature_level": body["level"], "revision": 9})
+    assert run(member, "cluster", "raise-level", *words) == Exit.OK
+    assert [body["level"] for method, _, body, _ in member.requests if method == "POST"] == sent
+
+
+def test_a_level_that_cannot_be_raised_ends_with_1_and_names_the_member(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/cluster"] = always(Answer(cluster_of(2, 1)))
+    member.routes["POST", "/v1/cluster/feature-level"] = always(problem("feature_level_unsupported", "m1 (up to 1)"))
+    assert run(member, "cluster", "raise-level", "2") == Exit.NO
+    assert "m1 (up to 1)" in capsys.readouterr().err
