@@ -19,6 +19,7 @@ RESOURCES = {
     "deployments": "deployment",
     "rollouts": "rollout",
     "verdicts": "verdict",
+    "evidence": "evidence",
 }
 
 _READ = ("consistency", "max_stale_ms", "min_revision")

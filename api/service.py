@@ -84,8 +84,12 @@ class Service:
     def make_key(self) -> str:
         """An idempotency key for a caller without one. Its time is what most members' clocks say, whatever this one's does, and never
         behind the cluster's, which would make it an expired one."""
+        return f"{self.clock_ms():013d}-{secrets.token_hex(8)}"
+
+    def clock_ms(self) -> int:
+        """The clock that stamps records, as far as this member can tell: never behind what was stamped."""
         now_ms = self._now_ms() - self.member.log.status().clock_offset_ms
-        return f"{max(now_ms, self.member.state.cluster_ms, 0):013d}-{secrets.token_hex(8)}"
+        return max(now_ms, self.member.state.cluster_ms, 0)
 
     async def view(self, call: Call, of_itself: bool = False) -> State:
         """The state to answer a read from. Raises RaftmetaError starting, stale, revision_not_reached, no_leader or no_quorum.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from node_agent import report
 from node_agent.desired import DeploymentView, Desired, RolloutView, read
+from node_agent.evidence import Teller
 from node_agent.fetch import FetchFailed
 from node_agent.journal import DeploymentRecord
 from node_agent.plan import NO_ORDER, Goal, Order, Target
@@ -59,6 +60,7 @@ class ControlPlane(Protocol):
     async def get_manifest(self, model: str, label: str) -> Mapping[str, Any]: ...
     async def heartbeat(self, node: str, status: Mapping[str, Any]) -> Mapping[str, Any]: ...
     async def attest(self, node: str, attestation: Mapping[str, Any]) -> object: ...
+    async def record_evidence(self, node: str, evidence: Mapping[str, Any]) -> object: ...
     def watch(self, from_revision: int, resources: Sequence[str]) -> AsyncIterator[Any]:
         """Changes (generation, revision, events) and bookmarks. Raises RaftmetaError compacted."""
 
@@ -77,6 +79,7 @@ class Loop:
         self._places = places
         self._plane = plane
         self._bounds = bounds
+        self._teller = Teller(facts.node, facts.boot_id, places.store)
         self._tenders: dict[str, Tender] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._targets: dict[tuple[str, str, int], Target] = {}  # (model, label, order revision) -> bytes
@@ -184,6 +187,7 @@ class Loop:
                 group.create_task(self._probe())
                 group.create_task(self._start_alone())
                 group.create_task(self._retry())
+                group.create_task(self._teller.run(self._plane, lambda: self._tenders))
         finally:
             for task in self._tasks.values():
                 task.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.operation import Operation
-from api.routes import cluster, deployments, models, nodes, process, rollouts, versions, watch
+from api.routes import cluster, deployments, evidence, models, nodes, process, rollouts, versions, watch
 
 OPERATIONS: tuple[Operation, ...] = (
     *models.OPERATIONS,
@@ -11,6 +11,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *deployments.OPERATIONS,
     *rollouts.OPERATIONS,
     *nodes.OPERATIONS,
+    *evidence.OPERATIONS,
     *cluster.OPERATIONS,
     *watch.OPERATIONS,
     *process.OPERATIONS,

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from api.schemas import records
-from raftmeta.core.types import Phase
+from raftmeta.core.proof import Standing
+from raftmeta.core.types import Phase, SideName
 from raftmeta.log.port import LogStatus
 from raftmeta.nodes import ServingStatus, SlotStatus
 
@@ -57,6 +58,48 @@ class RolloutStarted(msgspec.Struct, frozen=True):
 
 class Versions(msgspec.Struct, frozen=True):
     versions: tuple[records.Version, ...]
+
+
+# What a node said last, with how old that is and when, by the members' clock, its vector was compared last.
+Said = msgspec.defstruct(
+    "Said",
+    [
+        *(
+            (f.encode_name, f.type)
+            for f in msgspec.structs.fields(records.Evidence)
+            if f.name not in ("deployment", "node", "side", "zone")
+        ),
+        ("age_ms", int),
+        ("verified_at_ms", int),
+    ],
+    frozen=True,
+    module=__name__,
+)
+
+
+class NodeProof(msgspec.Struct, frozen=True):
+    node: str
+    side: SideName
+    zone: str
+    standing: Standing
+    heard_age_ms: int | None  # None when this member never heard of it
+    serves_decided: bool  # current, and these are the bytes that the deployment decided
+    knows_order: bool  # current, and the last order was obeyed
+    evidence: Said | None  # type: ignore[valid-type]
+
+
+class EvidenceReport(msgspec.Struct, frozen=True):
+    """Which bytes serve a deployment where."""
+
+    deployment: str
+    model: str
+    version: str  # that the deployment decided, "" before the first activation
+    checksum: str
+    vector_root: str
+    generation: int  # of the last order, with `order_revision`
+    order_revision: int
+    all_serve_decided: bool
+    nodes: tuple[NodeProof, ...]
 
 
 class FeatureLevel(msgspec.Struct, frozen=True):

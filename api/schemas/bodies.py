@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from raftmeta.core.manifest import Manifest
-from raftmeta.core.types import DrainOverdue, SideName, Stage
+from raftmeta.core.types import DrainOverdue, SideName, Stage, VectorFrom
 from raftmeta.nodes import Digest, Name
 
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")]
@@ -90,6 +90,23 @@ class AttestBody(Sent, frozen=True):
     counters: CountersBody = CountersBody()
     code: Annotated[str, Meta(max_length=64)] = ""
     detail: Annotated[str, Meta(max_length=1_024)] = ""
+
+
+class EvidenceBody(Sent, frozen=True):
+    deployment: Name
+    generation: Count  # of the order that the node obeyed last
+    order_revision: Count
+    boot_id: Name
+    told_ms: Count  # of the node's monotonic clock
+    version: LabelOrNone = ""  # "" when nothing that was verified serves
+    checksum: Digest = ""
+    vector_root: Digest = ""
+    vector_from: VectorFrom = VectorFrom.MEMORY
+    derived_digest: Digest = ""
+    config_digest: Digest = ""
+    tokenizer_digest: Digest = ""
+    verified_age_ms: Count = 0  # how long before told_ms, by the same clock
+    finding: Annotated[str, Meta(pattern=r"^([a-z][a-z0-9_]{0,63})?\Z")] = ""
 
 
 class FeatureLevelBody(Sent, frozen=True):

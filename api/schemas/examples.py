@@ -148,6 +148,55 @@ HEARTBEAT_BODY = {
         "search": {"version": "1.3.2", "checksum": CHECKSUM, "vector_root": VECTOR_ROOT, "ready": True, "lag_ms": 84},
     },
 }
+EVIDENCE_BODY = {
+    "deployment": "search",
+    "generation": 0,
+    "order_revision": 0,
+    "boot_id": ATTEST_BODY["boot_id"],
+    "told_ms": 86400250,
+    "version": "1.4.0",
+    "checksum": CHECKSUM,
+    "vector_root": VECTOR_ROOT,
+    "vector_from": "memory",
+    "derived_digest": _STATE,
+    "config_digest": VERSION["config_digest"],
+    "tokenizer_digest": _ENTRY,
+    "verified_age_ms": 1200,
+}
+SAID = {**EVIDENCE_BODY, "finding": "", "revision": 58, "recorded_ms": 1764453960000, "age_ms": 3100, "verified_at_ms": 1764453958800}
+del SAID["deployment"]
+EVIDENCE = {
+    "deployment": "search",
+    "model": "sentence-encoder",
+    "version": "1.4.0",
+    "checksum": CHECKSUM,
+    "vector_root": VECTOR_ROOT,
+    "generation": 0,
+    "order_revision": 52,
+    "all_serve_decided": False,
+    "nodes": [
+        {
+            "node": "gpu-a1",
+            "side": "primary",
+            "zone": "zone-a",
+            "standing": "current",
+            "heard_age_ms": 412,
+            "serves_decided": True,
+            "knows_order": True,
+            "evidence": {**SAID, "order_revision": 52},
+        },
+        {
+            "node": "gpu-a2",
+            "side": "primary",
+            "zone": "zone-a",
+            "standing": "silent",
+            "heard_age_ms": None,
+            "serves_decided": False,
+            "knows_order": False,
+            "evidence": None,
+        },
+    ],
+}
 VERDICT_BODY = {
     "deployment": "search",
     "verdict": "consistent",

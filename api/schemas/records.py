@@ -63,6 +63,9 @@ class Version(msgspec.Struct, frozen=True, gc=False):
     published_ms: int
 
 
+Evidence = twin(types.Evidence)
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """The last result of a consistency check."""
 
@@ -94,6 +97,10 @@ def rollout(record: types.Rollout) -> Any:
     return msgspec.convert(record, Rollout, from_attributes=True)
 
 
+def evidence(record: types.Evidence) -> Any:
+    return msgspec.convert(record, Evidence, from_attributes=True)
+
+
 def verdict(record: types.Verdict) -> Any:
     """The report is JSON that was checked before it was proposed, and is passed on as it is."""
     return {
@@ -112,4 +119,5 @@ RENDER: dict[str, Callable[[Any], Any]] = {
     "deployment": deployment,
     "rollout": rollout,
     "verdict": verdict,
+    "evidence": evidence,
 }

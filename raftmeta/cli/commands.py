@@ -162,6 +162,12 @@ COMMANDS: dict[str, CommandInfo] = {
         "raftmeta vector ./minilm-v2 --threads 2",
         LOOK,
     ),
+    "evidence": CommandInfo(
+        "raftmeta.cli.evidence:main",
+        "Show which bytes serve where now, by what the nodes found in their memory",
+        "raftmeta evidence search",
+        LOOK,
+    ),
     "cluster status": CommandInfo(
         "raftmeta.cli.cluster:status",
         "Show members, leader and how far each has come",

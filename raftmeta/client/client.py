@@ -125,6 +125,14 @@ class Client:
     async def attest(self, node: str, attestation: Mapping[str, Any], *, key: str = "") -> Reply:
         return await self._post(_path("nodes", node, "attestations"), attestation, key)
 
+    async def record_evidence(self, node: str, evidence: Mapping[str, Any], *, key: str = "") -> Reply:
+        """Which bytes the node serves with for a deployment now."""
+        return await self._post(_path("nodes", node, "evidence"), evidence, key)
+
+    async def evidence(self, deployment: str, read: Read = LINEARIZABLE) -> Reply:
+        """Which bytes serve where: `nodes`, each with its standing and what it said last."""
+        return await self._get(_path("deployments", deployment, "evidence"), read)
+
     async def nodes(self, read: Read = LINEARIZABLE) -> Reply:
         return await self._get(_path("nodes"), read)
 

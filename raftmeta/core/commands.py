@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from raftmeta.core.canonical import with_first_policy
-from raftmeta.core.types import Phase, Policy, Record, Side, SideName, Stage, StageCounters, VersionSummary
+from raftmeta.core.types import Phase, Policy, Record, Side, SideName, Stage, StageCounters, VectorFrom, VersionSummary
 
 SCHEMA = 1  # schema number of the envelopes this build writes
 
@@ -97,6 +97,26 @@ class RaiseFeatureLevel(Record, frozen=True, tag=11):
     level: int
 
 
+class RecordEvidence(Record, frozen=True, tag=12):
+    """A node's: which bytes it serves with now. What it said before of the deployment is replaced."""
+
+    deployment: str
+    node: str
+    generation: int  # of the order that it obeyed last
+    order_revision: int
+    version: str  # "" when nothing that was verified serves
+    checksum: str
+    vector_root: str
+    vector_from: VectorFrom
+    derived_digest: str
+    config_digest: str
+    tokenizer_digest: str
+    boot_id: str
+    told_ms: int
+    verified_age_ms: int
+    finding: str
+
+
 Body = (
     Publish
     | PublishBatch
@@ -109,6 +129,7 @@ Body = (
     | AbortRollout
     | RecordVerdict
     | RaiseFeatureLevel
+    | RecordEvidence
 )
 
 

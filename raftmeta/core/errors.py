@@ -70,6 +70,7 @@ CODES: dict[str, CodeInfo] = {
     "deployment_model_fixed": CodeInfo(_R, 409, "A deployment keeps its model while it serves a version"),
     "attestation_mismatch": CodeInfo(_R, 409, "The attested bytes are not the published ones"),
     "stale_attestation": CodeInfo(_R, 409, "The node attested a later stage already"),
+    "stale_evidence": CodeInfo(_R, 409, "The node said something later already"),
     "compacted": CodeInfo(_R, 410, "The position is older than the retained events"),
     "directory_refused": CodeInfo(_R, 409, "The data directory is another process's, user's or member's"),
     "feature_level_unsupported": CodeInfo(_R, 409, "The feature level cannot be lowered or skipped"),

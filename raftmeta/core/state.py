@@ -18,7 +18,7 @@ from rpds import HashTrieMap
 from raftmeta.core.canonical import with_first_policy
 from raftmeta.core.outcomes import Outcomes
 from raftmeta.core.sequences import SortedKeys
-from raftmeta.core.types import Deployment, Limits, ModelRecord, OutcomeRecord, Record, Rollout, Verdict, VersionRecord
+from raftmeta.core.types import Deployment, Evidence, Limits, ModelRecord, OutcomeRecord, Record, Rollout, Verdict, VersionRecord
 
 HASH_SCHEMA = 1
 SUPPORTED_FEATURE_LEVEL = 2  # highest level this build knows
@@ -31,7 +31,7 @@ VersionItem = tuple[int, str, bytes]  # number, label, packed manifest
 NO_VERSIONS: SortedKeys[VersionItem] = SortedKeys()
 
 _DOMAIN = f"raftmeta state {HASH_SCHEMA}\0".encode()
-MODEL, VERSION, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, SCALARS = (_DOMAIN + bytes((kind,)) for kind in b"mvdrcos")
+MODEL, VERSION, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, SCALARS, EVIDENCE = (_DOMAIN + bytes((kind,)) for kind in b"mvdrcose")
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 decode_outcome = msgspec.msgpack.Decoder(OutcomeRecord).decode
@@ -84,6 +84,7 @@ class State(msgspec.Struct, frozen=True, eq=False):
     deployments: HashTrieMap[str, Deployment]  # by name
     rollouts: HashTrieMap[str, Rollout]  # by id
     verdicts: HashTrieMap[str, Verdict]  # by deployment
+    evidence: HashTrieMap[str, Evidence]  # by "deployment/node"
     outcomes: Outcomes  # encoded OutcomeRecord by idempotency key
     model_names: SortedKeys[str]
     deployment_names: SortedKeys[str]
@@ -108,6 +109,7 @@ class State(msgspec.Struct, frozen=True, eq=False):
             deployments=HashTrieMap(),
             rollouts=HashTrieMap(),
             verdicts=HashTrieMap(),
+            evidence=HashTrieMap(),
             outcomes=Outcomes.of(),
             model_names=SortedKeys(),
             deployment_names=SortedKeys(),
@@ -195,6 +197,10 @@ def encode_record(record: Record) -> bytes:
 
 def version_key(model: str, label: str) -> str:
     return f"{model}/{label}"
+
+
+def evidence_key(deployment: str, node: str) -> str:
+    return f"{deployment}/{node}"
 
 
 def leaf(kind: bytes, key: str, record: bytes) -> int:

@@ -193,6 +193,37 @@ class Verdict(Record, frozen=True):
     recorded_ms: int
 
 
+class VectorFrom(StrEnum):
+    """Where the vector of what serves comes from."""
+
+    MEMORY = "memory"  # computed by the node from the memory that serves
+    SERVER = "server"  # attested by a server whose memory nobody else can read
+
+
+class Evidence(Record, frozen=True):
+    """What a node said last of the bytes that it serves with for one deployment, by what it found itself."""
+
+    deployment: str
+    node: str
+    side: SideName
+    zone: str
+    generation: int  # of the order that it obeyed last, with `order_revision`
+    order_revision: int
+    version: str  # "" when nothing that was verified serves; the digests are "" then
+    checksum: str
+    vector_root: str  # of the memory that serves, as `vector_from` says
+    vector_from: VectorFrom
+    derived_digest: str  # SHA-256 over the tensors that modules hold outside the slot, "" when there are none
+    config_digest: str  # of the version's files beside the weights
+    tokenizer_digest: str  # of those among them that make a tokenizer, "" when there are none
+    boot_id: str
+    told_ms: int  # the node's monotonic clock when it said so; orders what it says within a boot
+    verified_age_ms: int  # how long before that its vector was compared last, by the same clock
+    finding: str  # class of what the last comparison found wrong, "" when nothing was
+    revision: int
+    recorded_ms: int
+
+
 class OutcomeRecord(Record, frozen=True):
     """What a retried command gets instead of being applied again."""
 

@@ -56,6 +56,7 @@ ACTIONS: dict[str, frozenset[Role]] = {
     "verdict": _OPERATORS | {Role.CHECKER},
     "heartbeat": _AGENTS,
     "attest": _AGENTS,
+    "evidence": _AGENTS,
     "advance": frozenset({Role.SYSTEM}),
     "feature_level": _ADMINS,
     "members": _ADMINS,
@@ -65,7 +66,7 @@ ACTIONS: dict[str, frozenset[Role]] = {
     "health": _LOOKERS | {Role.INFERENCE},
 }
 
-OWN_NODE_ONLY = frozenset({"heartbeat", "attest"})
+OWN_NODE_ONLY = frozenset({"heartbeat", "attest", "evidence"})
 
 COMMAND_ACTIONS: dict[type[commands.Body], str] = {
     commands.Publish: "publish",
@@ -79,6 +80,7 @@ COMMAND_ACTIONS: dict[type[commands.Body], str] = {
     commands.AbortRollout: "abort",
     commands.RecordVerdict: "verdict",
     commands.RaiseFeatureLevel: "feature_level",
+    commands.RecordEvidence: "evidence",
 }
 
 
@@ -97,5 +99,5 @@ def node_of_resource(resource: str) -> str:
 
 def command_permitted(principal: Principal, body: commands.Body) -> bool:
     """The leader's question about a forwarded command."""
-    node = body.node if isinstance(body, commands.Attest) else ""
+    node = body.node if isinstance(body, commands.Attest | commands.RecordEvidence) else ""
     return permitted(principal, COMMAND_ACTIONS[type(body)], node)

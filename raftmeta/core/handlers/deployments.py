@@ -12,6 +12,7 @@ import msgspec
 
 from raftmeta.core.commands import DeclareDeployment
 from raftmeta.core.handlers.checks import Refusal, int_fault, name_fault
+from raftmeta.core.handlers.evidence import follow_nodes
 from raftmeta.core.rollout import sides
 from raftmeta.core.types import Deployment, Policy, Rollout, RolloutStatus, Side
 from raftmeta.core.work import Work
@@ -51,6 +52,7 @@ def declare_deployment(work: Work, body: DeclareDeployment) -> bytes | Refusal:
     if msgspec.structs.replace(changed, declared_revision=present.declared_revision) == present:
         return b""
     work.deployments.put(body.name, changed)
+    follow_nodes(work, present, changed)
     if rollout is not None:
         _forget_moved_nodes(work, rollout, changed)
     return b""

@@ -24,6 +24,11 @@ BEGINS_AT = {
     "activate": READY,
     "rollback": SWITCHED,
 }  # everything else while the rollout runs
+SHOWS = {  # what other examples recorded
+    "list_nodes": ("heartbeat",),
+    "get_consistency": ("record_verdict",),
+    "get_evidence": ("heartbeat", "record_evidence"),
+}
 OLD = "1.3.2"
 
 
@@ -104,8 +109,7 @@ def test_an_example_sent_as_it_stands_succeeds_and_is_answered_like_the_example_
         async with api() as made:
             if path.startswith("/v1/"):
                 await Story(made).tell(BEGINS_AT.get(name, RUNNING))
-            if name in ("list_nodes", "get_consistency"):  # shows what another example recorded
-                other = "heartbeat" if name == "list_nodes" else "record_verdict"
+            for other in SHOWS.get(name, ()):
                 sent = CALLS[other]
                 await made.client.request(sent[0], sent[1], json=example_of(sent[2]))
             body = example_of(shown)
@@ -134,7 +138,7 @@ def test_the_watch_of_the_document_opens() -> None:
 
 
 def test_every_operation_with_a_body_is_among_the_examples_that_are_sent() -> None:
-    assert sum(example_of(shown) is not None for _, _, shown in CALLS.values()) == 10
+    assert sum(example_of(shown) is not None for _, _, shown in CALLS.values()) == 11
 
 
 def test_the_digests_of_the_examples_are_those_of_their_manifest() -> None:

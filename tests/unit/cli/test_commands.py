@@ -268,3 +268,55 @@ def test_a_level_that_cannot_be_raised_ends_with_1_and_names_the_member(member: 
     member.routes["POST", "/v1/cluster/feature-level"] = always(problem("feature_level_unsupported", "m1 (up to 1)"))
     assert run(member, "cluster", "raise-level", "2") == Exit.NO
     assert "m1 (up to 1)" in capsys.readouterr().err
+
+
+def proof(node: str, side: str, standing: str, *, proven: bool = True, **said: Any) -> dict[str, Any]:
+    evidence = {"generation": 1, "order_revision": 9, "version": "2.0.0", "checksum": "ab" * 32, "vector_root": "cd" * 32}
+    evidence |= {"vector_from": "memory", "finding": "", "age_ms": 4_000, "verified_age_ms": 1_000, **said}
+    place = {"node": node, "side": side, "zone": side[0], "standing": standing, "heard_age_ms": 300}
+    return place | {"serves_decided": proven, "knows_order": proven, "evidence": evidence}
+
+
+def proven_by(*nodes: dict[str, Any]) -> dict[str, Any]:
+    decided = {"deployment": "search", "model": "minilm", "version": "2.0.0", "checksum": "ab" * 32, "vector_root": "cd" * 32}
+    return decided | {
+        "generation": 1,
+        "order_revision": 9,
+        "all_serve_decided": all(node["serves_decided"] for node in nodes),
+        "nodes": nodes,
+    }
+
+
+NOTHING_SAID = proof("b1", "standby", "unproven", proven=False) | {"evidence": None}
+OTHER_BYTES = proof("b1", "standby", "current", proven=False, version="1.0.0", finding="integrity_mismatch", order_revision=4)
+SILENT = proof("b1", "standby", "silent", proven=False, age_ms=7_200_000) | {"heard_age_ms": None}
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "line"),
+    [
+        (proof("b1", "standby", "current"), Exit.OK, "2 of 2 nodes serve what was decided"),
+        (OTHER_BYTES, Exit.NO, "1 of 2 nodes serve what was decided; other bytes: b1"),
+        (SILENT, Exit.UNAVAILABLE, "1 of 2 nodes serve what was decided; unknown: b1 (silent)"),
+        (NOTHING_SAID, Exit.UNAVAILABLE, "1 of 2 nodes serve what was decided; unknown: b1 (unproven)"),
+    ],
+)
+def test_evidence_ends_with_0_only_when_every_node_serves_what_was_decided(
+    member: StubServer, capsys: pytest.CaptureFixture[str], second: dict[str, Any], code: Exit, line: str
+) -> None:
+    seen = proven_by(proof("a1", "primary", "current"), second)
+    member.routes["GET", "/v1/deployments/search/evidence"] = always(Answer(seen))
+    assert run(member, "evidence", "search") == code
+    out = capsys.readouterr().out
+    assert line in out and "search is decided to serve minilm 2.0.0, checksum abababababab" in out
+    assert run(member, "evidence", "search", "--json") == code
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(seen))
+
+
+def test_evidence_shows_what_a_node_found_and_how_old_a_word_is(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/deployments/search/evidence"] = always(Answer(proven_by(OTHER_BYTES, SILENT | {"node": "b2"})))
+    run(member, "evidence", "search")
+    lines = capsys.readouterr().out.splitlines()
+    assert "1/4 (older)" in lines[2]
+    assert "2 h ago" in lines[3] and "unknown" in lines[3] and "never" in lines[3]
+    assert "b1: its last comparison found integrity_mismatch" in lines

@@ -44,6 +44,7 @@ class FakeControlPlane:
         self.lists = 0
         self.heartbeats: list[dict[str, Any]] = []
         self.attested: list[dict[str, Any]] = []
+        self.evidence: list[dict[str, Any]] = []
         self._queue: asyncio.Queue[Change | Bookmark | RaftmetaError] = asyncio.Queue()
 
     def declare(self, name: str = "search", nodes: Sequence[str] = ("n1",), **fields: Any) -> dict[str, Any]:
@@ -93,6 +94,11 @@ class FakeControlPlane:
     async def attest(self, node: str, attestation: Mapping[str, Any]) -> Reply:
         reply = self._reply({})
         self.attested.append(dict(attestation))
+        return reply
+
+    async def record_evidence(self, node: str, evidence: Mapping[str, Any]) -> Reply:
+        reply = self._reply({})
+        self.evidence.append(dict(evidence))
         return reply
 
     async def watch(self, from_revision: int, resources: Sequence[str]) -> AsyncIterator[Change | Bookmark]:
@@ -178,6 +184,18 @@ def test_what_is_committed_is_brought_up_from_the_list_alone(scene: Scene) -> No
         beat = scene.status
         assert beat["deployments"]["search"]["vector_root"] == scene.versions["1.0.0"].target.vector_root
         assert [(slot["slot"], slot["state"]) for slot in beat["slots"]] == [("active", "verified"), ("standby", "empty")]
+
+    run(work)
+
+
+def test_what_serves_is_told_with_the_order_that_it_obeys(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+        await scene.until(lambda: bool(scene.plane.evidence))
+        word, target = scene.plane.evidence[0], scene.versions["1.0.0"].target
+        assert (word["version"], word["checksum"], word["vector_root"]) == ("1.0.0", target.checksum, target.vector_root)
+        assert (word["generation"], word["order_revision"], word["boot_id"]) == (1, 7, "boot-1")
 
     run(work)
 

@@ -10,7 +10,7 @@ import pytest
 
 from raftmeta.core import commands as c
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.types import Phase, Policy, Side, SideName, Stage, StageCounters, VersionSummary
+from raftmeta.core.types import Phase, Policy, Side, SideName, Stage, StageCounters, VectorFrom, VersionSummary
 from raftmeta.security.roles import ACTIONS, COMMAND_ACTIONS, Principal, Role, node_of_resource, permitted
 from raftmeta.security.tokens import ANONYMOUS, Authorizer, load_principals, new_token, token_digest
 
@@ -39,6 +39,7 @@ ALLOWED = {
     "verdict": {"ann", "oz", "cron"},
     "heartbeat": {"agent:n1"},
     "attest": {"agent:n1"},
+    "evidence": {"agent:n1"},
     "advance": set(),
     "feature_level": {"ann"},
     "members": {"ann"},
@@ -46,7 +47,7 @@ ALLOWED = {
     "inspect": {"ann", "oz", "cron", "agent:n1", "agent:n2"},
     "health": {"ann", "oz", "pat", "rex", "cron", "app", "agent:n1", "agent:n2"},
 }
-RESOURCE = {"heartbeat": "nodes/n1/heartbeat", "attest": "nodes/n1/attestations"}
+RESOURCE = {"heartbeat": "nodes/n1/heartbeat", "attest": "nodes/n1/attestations", "evidence": "nodes/n1/evidence"}
 
 SUMMARY = VersionSummary("c", "d", "w", "r", "m", 1, 1, 1, 1)
 PUBLISH = c.Publish("m", "1", SUMMARY, b"")
@@ -62,6 +63,7 @@ BODIES: dict[str, c.Body] = {
     "abort": c.AbortRollout("r", "code", "", ""),
     "verdict": c.RecordVerdict("d", "consistent", b"{}"),
     "feature_level": c.RaiseFeatureLevel(2),
+    "evidence": c.RecordEvidence("d", "n1", 0, 0, "", "", "", VectorFrom.MEMORY, "", "", "", "b", 0, 0, ""),
 }
 
 

@@ -1,0 +1,76 @@
+"""Evidence: agents say which bytes their node serves with, and anybody may ask which bytes serve where now.
+
+What was said is replicated and read linearizably; whether a node is still heard is what this member heard, as in the list of nodes.
+"""
+
+from __future__ import annotations
+
+from api import replies
+from api.json_body import Body
+from api.operation import Answer, Call, Kind, Operation, Reply
+from api.schemas import answers, examples
+from api.schemas.bodies import EvidenceBody
+from api.service import Service
+from raftmeta.core.commands import RecordEvidence
+from raftmeta.core.proof import Heard, evidence_report
+
+
+async def get_evidence(service: Service, call: Call) -> Reply:
+    state = await service.view(call)
+    return replies.at(state, evidence_report(state, call.params["deployment"], heard(service), service.clock_ms()))
+
+
+async def record_evidence(service: Service, call: Call) -> Reply:
+    body: EvidenceBody = call.body
+    command = RecordEvidence(
+        deployment=body.deployment,
+        node=call.params["node"],
+        generation=body.generation,
+        order_revision=body.order_revision,
+        version=body.version,
+        checksum=body.checksum,
+        vector_root=body.vector_root,
+        vector_from=body.vector_from,
+        derived_digest=body.derived_digest,
+        config_digest=body.config_digest,
+        tokenizer_digest=body.tokenizer_digest,
+        boot_id=body.boot_id,
+        told_ms=body.told_ms,
+        verified_age_ms=body.verified_age_ms,
+        finding=body.finding,
+    )
+    outcome = await service.propose(call, command)
+    return replies.done(outcome.revision, {"revision": outcome.revision}, repeated=outcome.repeated)
+
+
+def heard(service: Service) -> dict[str, Heard]:
+    """Every node that this member heard of. One that has just started hears of all within a few heartbeats; until then they are silent."""
+    return {view.status.node: Heard(view.status.boot_id, view.age_ms, view.missing) for view in service.member.nodes.views()}
+
+
+OPERATIONS = (
+    Operation(
+        id="get_evidence",
+        method="GET",
+        path="/v1/deployments/{deployment}/evidence",
+        kind=Kind.READ,
+        action="read",
+        what="Which bytes serve a deployment where now, by what its nodes found in their memory",
+        handler=get_evidence,
+        answers=(Answer(200, answers.EvidenceReport, examples.EVIDENCE, "Every node of both sides, with what it said last"),),
+        errors=("unknown_deployment",),
+    ),
+    Operation(
+        id="record_evidence",
+        method="POST",
+        path="/v1/nodes/{node}/evidence",
+        kind=Kind.MUTATION,
+        action="evidence",
+        what="An agent says which bytes its node serves with now",
+        handler=record_evidence,
+        answers=(Answer(200, answers.Acknowledged, {"revision": 58}, "Recorded"),),
+        errors=("unknown_deployment", "unknown_node", "stale_evidence"),
+        body=Body(EvidenceBody),
+        example=examples.EVIDENCE_BODY,
+    ),
+)
