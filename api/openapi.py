@@ -39,6 +39,8 @@ _QUERY: dict[str, tuple[dict[str, Any], str]] = {
     "limit": ({"type": "integer", "minimum": 1, "maximum": query.MAX_LIMIT, "default": 100}, "Items of one page"),
     "after": ({"type": "string", "maxLength": 512}, "`next` of the page before"),
     "from_revision": (_NUMBER | {"maximum": query.MAX_REVISION}, "Events with a greater revision are sent; the newest one by default"),
+    "since": (_NUMBER | {"maximum": query.MAX_REVISION}, "Everything with a greater revision, in order; only the newest without it"),
+    "deployment": ({"type": "string", "maxLength": 128}, "Of this deployment only"),
     "at_ms": (_NUMBER | {"maximum": query.MAX_REVISION}, "Unix milliseconds; the newest time of the state by default"),
     "verbose": ({"type": "boolean", "default": False}, "Show every condition, not only those that fail"),
     "resource": ({"type": "string"}, f"Comma-separated: {', '.join(query.RESOURCES)}; everything by default"),

@@ -49,6 +49,8 @@ class Query(msgspec.Struct, frozen=True):
     from_revision: int | None = None
     resource: tuple[str, ...] = ()
     verbose: bool = False
+    since: int | None = None
+    deployment: str | None = None
 
 
 class Call:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.operation import Operation
-from api.routes import cluster, deployments, evidence, models, nodes, process, rollouts, versions, watch
+from api.routes import cluster, deployments, evidence, models, nodes, process, rollouts, verdicts, versions, watch
 
 OPERATIONS: tuple[Operation, ...] = (
     *models.OPERATIONS,
@@ -13,6 +13,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *nodes.OPERATIONS,
     *evidence.OPERATIONS,
     *cluster.OPERATIONS,
+    *verdicts.OPERATIONS,
     *watch.OPERATIONS,
     *process.OPERATIONS,
 )

@@ -20,7 +20,12 @@ def page_of(item: Any, name: str) -> type[msgspec.Struct]:
 
 ModelPage = page_of(records.Model, "ModelPage")
 VersionPage = page_of(records.Version, "VersionPage")
-VerdictPage = page_of(records.Verdict, "VerdictPage")
+VerdictPage = msgspec.defstruct(
+    "VerdictPage",
+    [("items", tuple[records.Verdict, ...]), ("next", str | None), ("dropped_revision", int)],  # the last: of what is no longer kept
+    frozen=True,
+    module=__name__,
+)
 
 
 # A deployment, and where its rollout stands: `phase` is idle without a running one, `target` the version that it is moving to or serves,

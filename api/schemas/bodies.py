@@ -113,7 +113,19 @@ class FeatureLevelBody(Sent, frozen=True):
     level: Annotated[int, Meta(ge=1, le=1_000)]
 
 
+class BasisBody(Sent, frozen=True):
+    """What a verdict was computed for."""
+
+    generation: Count
+    order_revision: Count
+    version: LabelOrNone
+    started_revision: Count  # at which the check read the deployment first
+    node_count: Count  # nodes whose memory was seen
+
+
 class VerdictBody(Sent, frozen=True):
     deployment: Name
     verdict: Annotated[str, Meta(pattern=r"^(consistent|diverged|incomplete)\Z")]
     report: dict[str, Any]
+    basis: BasisBody | None = None  # left out: as the report has it
+    summary: Annotated[str, Meta(max_length=512)] = ""  # left out: made of the report

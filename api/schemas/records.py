@@ -66,15 +66,20 @@ class Version(msgspec.Struct, frozen=True, gc=False):
 Evidence = twin(types.Evidence)
 
 
+Basis = twin(types.Basis)
+
+
 class Verdict(msgspec.Struct, frozen=True):
-    """The last result of a consistency check."""
+    """A result of a consistency check."""
 
     deployment: str
     verdict: str
-    report: dict[str, Any]
+    report: dict[str, Any] | None  # None of one that a later verdict followed
     principal: str
     revision: int
     recorded_ms: int
+    basis: Basis | None  # type: ignore[valid-type]
+    summary: str
 
 
 def version(record: VersionRecord) -> Version:
@@ -110,6 +115,8 @@ def verdict(record: types.Verdict) -> Any:
         "principal": record.principal,
         "revision": record.revision,
         "recorded_ms": record.recorded_ms,
+        "basis": None if record.basis is None else msgspec.convert(record.basis, Basis, from_attributes=True),
+        "summary": record.summary,
     }
 
 

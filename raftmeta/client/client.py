@@ -144,10 +144,21 @@ class Client:
         return await self._post(_path("cluster", "feature-level"), {"level": level}, key)
 
     async def consistency(self, read: Read = LINEARIZABLE) -> Reply:
+        """The last verdict of each deployment."""
         return await self._get(_path("consistency"), read)
 
-    async def record_verdict(self, deployment: str, verdict: str, report: Mapping[str, Any], *, key: str = "") -> Reply:
-        body = {"deployment": deployment, "verdict": verdict, "report": report}
+    async def verdicts(self, since: int, deployment: str = "", page: Page = FIRST_PAGE, read: Read = LINEARIZABLE) -> Reply:
+        """Those recorded after a revision, in order; `dropped_revision` tells when older ones among them are not kept any more."""
+        params = {"since": str(since)} | ({"deployment": deployment} if deployment else {})
+        return await self._get(_path("consistency"), read, params | dict(page.params()))
+
+    async def record_verdict(
+        self, deployment: str, verdict: str, report: Mapping[str, Any], *, basis: Mapping[str, Any] | None = None, key: str = ""
+    ) -> Reply:
+        """`basis`: what it was computed for, where the report does not have it. `verdict_outdated` once the deployment moved on from it."""
+        body: dict[str, Any] = {"deployment": deployment, "verdict": verdict, "report": report}
+        if basis is not None:
+            body["basis"] = basis
         return await self._post(_path("consistency"), body, key)
 
     def watch(

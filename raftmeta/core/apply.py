@@ -22,7 +22,7 @@ from raftmeta.core.handlers.deployments import declare_deployment
 from raftmeta.core.handlers.evidence import record_evidence
 from raftmeta.core.handlers.feature_level import raise_feature_level
 from raftmeta.core.handlers.rollouts import abort_rollout, activate, advance_rollout, roll_back
-from raftmeta.core.handlers.verdicts import record_verdict
+from raftmeta.core.handlers.verdicts import record_check, record_verdict
 from raftmeta.core.handlers.versions import delete_version, publish, publish_batch
 from raftmeta.core.state import MAX_INT, State, decode_outcome, encode_record
 from raftmeta.core.types import Outcome, OutcomeRecord
@@ -55,6 +55,7 @@ HANDLERS: dict[type, Handler] = {
     c.RecordVerdict: Handler(record_verdict, 1, False),
     c.RaiseFeatureLevel: Handler(raise_feature_level, 1, False),
     c.RecordEvidence: Handler(record_evidence, 2, False),
+    c.RecordCheck: Handler(record_check, 2, False),
 }
 
 

@@ -1,19 +1,22 @@
 """The bytes of records and commands that gained fields: without them while they have their defaults.
 
 A state that nobody used the new fields in has the bytes and the hash that earlier builds gave it, so snapshots, hashes and keys of
-commands outlive the update. The decoder fills the defaults in. Values are told by their type; everything else is encoded as it is. Pure.
+commands outlive the update. The decoder fills the defaults in. A record is an array in field order, so a tuple of its first fields is what
+an earlier build wrote. Values are told by their type; everything else is encoded as it is. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from raftmeta.core.types import FirstPolicy, Policy
+from raftmeta.core.types import Deployment, FirstPolicy, Policy, Verdict
 
 _DEFAULTS = Policy()
 _LATER = tuple(name for name in Policy.__struct_fields__ if name not in FirstPolicy.__struct_fields__)
+FIRST_OF_VERDICT = 6  # fields
 
 
 def has_first_policy(policy: Policy) -> bool:
@@ -27,3 +30,15 @@ def with_first_policy(value: Any) -> Any:
     if not has_first_policy(policy):
         return value
     return msgspec.structs.replace(value, policy=FirstPolicy(policy.prepare_timeout_ms, policy.sync_timeout_ms))
+
+
+def _first_of_verdict(verdict: Verdict) -> Any:
+    if verdict.basis is None and not verdict.summary:
+        return msgspec.structs.astuple(verdict)[:FIRST_OF_VERDICT]
+    return verdict
+
+
+CANONICAL: dict[type, Callable[[Any], Any]] = {
+    Deployment: with_first_policy,
+    Verdict: _first_of_verdict,
+}  # what is encoded in place of a record

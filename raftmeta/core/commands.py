@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from raftmeta.core.canonical import with_first_policy
-from raftmeta.core.types import Phase, Policy, Record, Side, SideName, Stage, StageCounters, VectorFrom, VersionSummary
+from raftmeta.core.types import Basis, Phase, Policy, Record, Side, SideName, Stage, StageCounters, VectorFrom, VersionSummary
 
 SCHEMA = 1  # schema number of the envelopes this build writes
 
@@ -117,6 +117,16 @@ class RecordEvidence(Record, frozen=True, tag=12):
     finding: str
 
 
+class RecordCheck(Record, frozen=True, tag=13):
+    """A checker's verdict, and what it was computed for. Refused once the deployment has moved on from that."""
+
+    deployment: str
+    verdict: str
+    summary: str
+    report: bytes
+    basis: Basis
+
+
 Body = (
     Publish
     | PublishBatch
@@ -130,6 +140,7 @@ Body = (
     | RecordVerdict
     | RaiseFeatureLevel
     | RecordEvidence
+    | RecordCheck
 )
 
 

@@ -71,6 +71,8 @@ CODES: dict[str, CodeInfo] = {
     "attestation_mismatch": CodeInfo(_R, 409, "The attested bytes are not the published ones"),
     "stale_attestation": CodeInfo(_R, 409, "The node attested a later stage already"),
     "stale_evidence": CodeInfo(_R, 409, "The node said something later already"),
+    "verdict_outdated": CodeInfo(_R, 409, "The deployment moved on since the check began"),
+    "nodes_not_covered": CodeInfo(_R, 409, "A consistent verdict speaks of every node"),
     "compacted": CodeInfo(_R, 410, "The position is older than the retained events"),
     "directory_refused": CodeInfo(_R, 409, "The data directory is another process's, user's or member's"),
     "feature_level_unsupported": CodeInfo(_R, 409, "The feature level cannot be lowered or skipped"),

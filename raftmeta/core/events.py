@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from raftmeta.core.types import Deployment, Evidence, ModelRecord, Rollout, Verdict, VersionRecord
+from raftmeta.core.types import Deployment, Evidence, ModelRecord, Rollout, Verdict, VerdictHistory, VersionRecord
 
-Value = ModelRecord | VersionRecord | Deployment | Rollout | Verdict | Evidence
+Value = ModelRecord | VersionRecord | Deployment | Rollout | Verdict | Evidence | VerdictHistory  # the last one has no events
 
 KINDS = ("model", "version", "deployment", "rollout", "verdict", "evidence")
 PUT = "put"

@@ -182,6 +182,16 @@ class Rollout(Record, frozen=True):
     switched_ms: int = 0
 
 
+class Basis(Record, frozen=True):
+    """What a verdict was computed for. Recorded only while the deployment had not moved on from it."""
+
+    generation: int
+    order_revision: int
+    version: str
+    started_revision: int  # at which the check read the deployment first
+    node_count: int  # nodes whose memory was seen
+
+
 class Verdict(Record, frozen=True):
     """The last result of a consistency check, as its checker reported it."""
 
@@ -191,6 +201,27 @@ class Verdict(Record, frozen=True):
     principal: str
     revision: int
     recorded_ms: int
+    basis: Basis | None = None  # None: of a checker that did not say it, below feature level 2
+    summary: str = ""  # a line of the report, for when that is no longer kept
+
+
+class PastVerdict(Record, frozen=True):
+    """A verdict that a later one followed, without its report."""
+
+    verdict: str
+    summary: str
+    basis: Basis | None
+    principal: str
+    revision: int
+    recorded_ms: int
+
+
+class VerdictHistory(Record, frozen=True):
+    """The verdicts of a deployment before its last one."""
+
+    deployment: str
+    dropped_revision: int  # of the newest that is not kept any more, 0 while all are
+    items: tuple[PastVerdict, ...]  # the oldest first
 
 
 class VectorFrom(StrEnum):

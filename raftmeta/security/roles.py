@@ -81,6 +81,7 @@ COMMAND_ACTIONS: dict[type[commands.Body], str] = {
     commands.RecordVerdict: "verdict",
     commands.RaiseFeatureLevel: "feature_level",
     commands.RecordEvidence: "evidence",
+    commands.RecordCheck: "verdict",
 }
 
 

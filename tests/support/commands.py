@@ -17,9 +17,11 @@ from raftmeta import codec
 from raftmeta.core import commands as c
 from raftmeta.core.apply import apply, apply_batch
 from raftmeta.core.events import Event
+from raftmeta.core.handlers.verdicts import MAX_PAST, MAX_PAST_BYTES, VERDICTS
 from raftmeta.core.rollout import ROWS, decide, side_called, sides, waiting_for
 from raftmeta.core.state import MODEL_BYTES, SUPPORTED_FEATURE_LEVEL, State, encode_record, evidence_key
 from raftmeta.core.types import (
+    Basis,
     DrainOverdue,
     Limits,
     Outcome,
@@ -107,6 +109,13 @@ def evidence(node: str = "a1", version: str = "1", **changes: Any) -> c.RecordEv
     return msgspec.structs.replace(body, **changes)
 
 
+def check(state: State, verdict: str = "consistent", deployment: str = "d", report: bytes = b"{}", **changes: Any) -> c.RecordCheck:
+    """What a check that begins now finds."""
+    seen = state.deployments[deployment]
+    basis = Basis(state.generation, seen.order_revision, seen.version, state.revision, len(sides(seen)))
+    return c.RecordCheck(deployment, verdict, f"{verdict} summary", report, msgspec.structs.replace(basis, **changes))
+
+
 def at_level(state: State, level: int = SUPPORTED_FEATURE_LEVEL) -> State:
     return msgspec.structs.replace(state, feature_level=level)
 
@@ -125,6 +134,7 @@ def facts(state: State) -> list[bytes]:
         records.append(encode_record(state.deployments[name]))
         records += [encode_record(state.rollouts[each]) for each in state.history.get(name) or ()]
         records += [encode_record(state.verdicts[name])] if name in state.verdicts else []
+        records += [encode_record(state.past_verdicts[name])] if name in state.past_verdicts else []
         keys = [evidence_key(name, node) for node in sides(state.deployments[name])]
         records += [encode_record(state.evidence[key]) for key in keys if key in state.evidence]
     return [*records, b"%d %d" % (state.generation, state.feature_level)]
@@ -214,7 +224,7 @@ def check_state(state: State) -> None:
     """What must hold of every state that apply makes."""
     assert recompute_hash(state) == state.state_hash
     records = [(name, bytes(MODEL_BYTES)) for name in state.models]
-    for table in (state.versions, state.deployments, state.rollouts, state.verdicts, state.evidence):
+    for table in (state.versions, state.deployments, state.rollouts, state.verdicts, state.past_verdicts, state.evidence):
         records += [(key, encode_record(value)) for key, value in table.items()]
     records += [*state.manifests.items()]
     size = sum(len(key) + len(record) for key, record in records) - sum(map(len, state.manifests))
@@ -229,6 +239,10 @@ def check_state(state: State) -> None:
         assert model.last_number >= max((number for number, _ in found), default=0)
     kept = [each for name in state.deployment_names for each in state.history.get(name) or ()]
     assert sorted(kept) == sorted(state.rollouts)
+    for name, past in state.past_verdicts.items():
+        kept_revisions = [past.dropped_revision, *(item.revision for item in past.items), state.verdicts[name].revision]
+        assert kept_revisions == sorted(set(kept_revisions)) and 0 < len(past.items) <= MAX_PAST
+        assert sum(len(encode_record(item)) for item in past.items) <= MAX_PAST_BYTES
     for key, evidence in state.evidence.items():
         deployment = state.deployments[evidence.deployment]
         assert key == evidence_key(deployment.name, evidence.node)
@@ -287,6 +301,14 @@ _wild_bodies = hs.one_of(
     hs.builds(c.AbortRollout, _names, _texts, _names, _texts),
     hs.builds(c.RecordVerdict, _deployments, hs.sampled_from(["consistent", "diverged", "fine"]), hs.binary(max_size=8)),
     hs.builds(c.RaiseFeatureLevel, _ints),
+    hs.builds(
+        c.RecordCheck,
+        _deployments,
+        hs.sampled_from([*VERDICTS, "fine"]),
+        _texts,
+        hs.binary(max_size=8),
+        hs.builds(Basis, _ints, _ints, _labels, _ints, _ints),
+    ),
     hs.builds(
         evidence,
         _nodes,
@@ -418,6 +440,9 @@ def _helpful(draw: hs.DrawFn, state: State, place: int) -> c.Body:
             boot = draw(hs.sampled_from(["boot-1", "boot-2"]))
             node = draw(hs.sampled_from(["a1", "a2", "b1"]))
             return evidence(node, draw(_labels), order_revision=order, boot_id=boot, told_ms=draw(hs.integers(0, 5_000)))
+        case "verdict" if state.feature_level >= 2 and "d" in state.deployments:
+            late = draw(hs.sampled_from([0, 0, 0, 1, 5]))
+            return check(state, draw(hs.sampled_from(VERDICTS)), started_revision=max(0, state.revision - late))
         case "verdict":
             return c.RecordVerdict("d", "consistent", b"{}")
         case _:

@@ -10,7 +10,7 @@ import pytest
 
 from raftmeta.core import commands as c
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.types import Phase, Policy, Side, SideName, Stage, StageCounters, VectorFrom, VersionSummary
+from raftmeta.core.types import Basis, Phase, Policy, Side, SideName, Stage, StageCounters, VectorFrom, VersionSummary
 from raftmeta.security.roles import ACTIONS, COMMAND_ACTIONS, Principal, Role, node_of_resource, permitted
 from raftmeta.security.tokens import ANONYMOUS, Authorizer, load_principals, new_token, token_digest
 
@@ -63,6 +63,7 @@ BODIES: dict[str, c.Body] = {
     "abort": c.AbortRollout("r", "code", "", ""),
     "verdict": c.RecordVerdict("d", "consistent", b"{}"),
     "feature_level": c.RaiseFeatureLevel(2),
+    "check": c.RecordCheck("d", "incomplete", "", b"{}", Basis(0, 0, "", 0, 0)),
     "evidence": c.RecordEvidence("d", "n1", 0, 0, "", "", "", VectorFrom.MEMORY, "", "", "", "b", 0, 0, ""),
 }
 
@@ -129,7 +130,7 @@ def test_an_action_outside_the_table_is_forbidden_even_for_an_admin(path: Path, 
 
 
 @pytest.mark.parametrize("resource", ["nodes/n2/heartbeat", "nodes//heartbeat", "nodes", "", "models/n1", "nodes/n1x/beat", "xnodes/n1"])
-@pytest.mark.parametrize("action", ["heartbeat", "attest"])
+@pytest.mark.parametrize("action", ["heartbeat", "attest", "evidence"])
 def test_an_agent_speaks_for_its_own_node_only(path: Path, action: str, resource: str) -> None:
     authorizer = Authorizer(path)
     caller = authorizer.authenticate(TOKENS["agent:n1"])
