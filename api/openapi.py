@@ -41,6 +41,8 @@ _QUERY: dict[str, tuple[dict[str, Any], str]] = {
     "from_revision": (_NUMBER | {"maximum": query.MAX_REVISION}, "Events with a greater revision are sent; the newest one by default"),
     "since": (_NUMBER | {"maximum": query.MAX_REVISION}, "Everything with a greater revision, in order; only the newest without it"),
     "deployment": ({"type": "string", "maxLength": 128}, "Of this deployment only"),
+    "to": ({"type": "string", "enum": ["primary", "standby"]}, "The side that is to take requests; the other one by default"),
+    "max_verdict_age_ms": (_NUMBER | {"default": 300_000}, "How old the last verdict may be"),
     "at_ms": (_NUMBER | {"maximum": query.MAX_REVISION}, "Unix milliseconds; the newest time of the state by default"),
     "verbose": ({"type": "boolean", "default": False}, "Show every condition, not only those that fail"),
     "resource": ({"type": "string"}, f"Comma-separated: {', '.join(query.RESOURCES)}; everything by default"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.operation import Operation
-from api.routes import cluster, deployments, evidence, models, nodes, process, rollouts, verdicts, versions, watch
+from api.routes import cluster, deployments, evidence, failovers, models, nodes, process, rollouts, verdicts, versions, watch
 
 OPERATIONS: tuple[Operation, ...] = (
     *models.OPERATIONS,
@@ -12,6 +12,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *rollouts.OPERATIONS,
     *nodes.OPERATIONS,
     *evidence.OPERATIONS,
+    *failovers.OPERATIONS,
     *cluster.OPERATIONS,
     *verdicts.OPERATIONS,
     *watch.OPERATIONS,

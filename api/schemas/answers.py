@@ -107,6 +107,34 @@ class EvidenceReport(msgspec.Struct, frozen=True):
     nodes: tuple[NodeProof, ...]
 
 
+class FailedOver(msgspec.Struct, frozen=True):
+    """A fail-over was decided."""
+
+    serving_side: SideName
+    order_revision: int  # of the decision, which every agent of both sides obeys
+    overridden: tuple[str, ...]  # preconditions that did not hold, of a forced one
+    revision: int
+
+
+class FailoverReason(msgspec.Struct, frozen=True):
+    code: str
+    detail: str
+    nodes: tuple[str, ...]  # that it is about, if it is about nodes
+    yields: bool  # whether force overrides it
+
+
+class FailoverPreview(msgspec.Struct, frozen=True):
+    """What would be said to a fail-over now."""
+
+    deployment: str
+    serving_side: SideName
+    to: SideName
+    version: str
+    allowed: bool
+    allowed_with_force: bool
+    reasons: tuple[FailoverReason, ...]
+
+
 class FeatureLevel(msgspec.Struct, frozen=True):
     feature_level: int
     revision: int

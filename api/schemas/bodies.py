@@ -109,6 +109,13 @@ class EvidenceBody(Sent, frozen=True):
     finding: Annotated[str, Meta(pattern=r"^([a-z][a-z0-9_]{0,63})?\Z")] = ""
 
 
+class FailOverBody(Sent, frozen=True):
+    to: SideName
+    expected_serving_side: SideName | None = None  # what must serve now, left out for whichever does
+    max_verdict_age_ms: Annotated[int, Meta(ge=0, le=1 << 53)] = 300_000
+    force: bool = False  # whatever the last verdict is; overrides no other precondition
+
+
 class FeatureLevelBody(Sent, frozen=True):
     level: Annotated[int, Meta(ge=1, le=1_000)]
 

@@ -77,9 +77,23 @@ DEPLOYMENT = {
     "declared_revision": 5,
     "activated_revision": 35,
     "activated_ms": 1764451200000,
+    "serving_side": "primary",
+    "failover": None,
     "phase": "syncing",
     "target": "1.4.0",
     "waiting_for": ["gpu-a2", "gpu-b1", "gpu-b2"],
+}
+FAILOVER_PREVIEW = {
+    "deployment": "search",
+    "serving_side": "primary",
+    "to": "standby",
+    "version": "1.3.2",
+    "allowed": False,
+    "allowed_with_force": False,
+    "reasons": [
+        {"code": "rollout_running", "detail": f"rollout {ROLLOUT_ID} to '1.4.0' is syncing", "nodes": [], "yields": False},
+        {"code": "node_silent", "detail": "gpu-b2: sent no heartbeat", "nodes": ["gpu-b2"], "yields": False},
+    ],
 }
 DECLARED = {**DEPLOYMENT, "phase": "idle", "target": "1.3.2", "waiting_for": []}
 SERVED = {"version": "1.3.2", "rollout_id": "r-77aa01c2d3e4f506", "since_ms": 1764451100000, "until_ms": None}

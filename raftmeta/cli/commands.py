@@ -126,6 +126,12 @@ COMMANDS: dict[str, CommandInfo] = {
         "raftmeta abort search",
         CHANGE,
     ),
+    "failover": CommandInfo(
+        "raftmeta.cli.failover:main",
+        "Let the other side of a deployment take its requests, or show what speaks against it",
+        "raftmeta failover search --to standby --dry-run",
+        CHANGE,
+    ),
     "status": CommandInfo(
         "raftmeta.cli.status:status",
         "Show which version serves where, and what is on its way",

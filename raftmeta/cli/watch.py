@@ -85,7 +85,7 @@ def describe(revision: int, event: ChangeEvent) -> str:
     details = {
         "model": ("last_number", "version_count"),
         "version": ("number", "checksum"),
-        "deployment": ("version", "previous", "rollout_id"),
+        "deployment": ("version", "previous", "rollout_id", *(("serving_side",) if value.get("failover") else ())),
         "rollout": ("deployment", "to_version", "phase", "status"),
         "verdict": ("verdict",),
         "evidence": ("version", "checksum", "vector_from", "finding", "boot_id"),

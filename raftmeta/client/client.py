@@ -109,6 +109,17 @@ class Client:
     async def rollback(self, deployment: str, expected_version: str | None = None, *, key: str = "") -> Reply:
         return await self._post(_path("deployments", deployment, "rollback"), _expected(expected_version), key)
 
+    async def preview_failover(
+        self, deployment: str, to: str = "", max_verdict_age_ms: int | None = None, read: Read = LINEARIZABLE
+    ) -> Reply:
+        """What speaks against it now: `allowed`, `allowed_with_force`, `reasons`. `to` "": the side that does not serve."""
+        params = ({"to": to} if to else {}) | ({} if max_verdict_age_ms is None else {"max_verdict_age_ms": str(max_verdict_age_ms)})
+        return await self._get(_path("deployments", deployment, "failover"), read, params)
+
+    async def fail_over(self, deployment: str, body: Mapping[str, Any], *, key: str = "") -> Reply:
+        """`body`: to, expected_serving_side, max_verdict_age_ms, force; all but the first optional. `failover_refused` has `reasons`."""
+        return await self._post(_path("deployments", deployment, "failover"), body, key)
+
     async def get_rollout(self, rollout_id: str, read: Read = LINEARIZABLE, timeout_s: float | None = None) -> Reply:
         """`timeout_s` bounds this call: who follows a rollout waits longer for members that are away than others do."""
         return await self._get(_path("rollouts", rollout_id), read, timeout_s=timeout_s)

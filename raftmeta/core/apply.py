@@ -20,6 +20,7 @@ from raftmeta.core.handlers.attestations import attest
 from raftmeta.core.handlers.checks import Refusal
 from raftmeta.core.handlers.deployments import declare_deployment
 from raftmeta.core.handlers.evidence import record_evidence
+from raftmeta.core.handlers.failovers import fail_over
 from raftmeta.core.handlers.feature_level import raise_feature_level
 from raftmeta.core.handlers.rollouts import abort_rollout, activate, advance_rollout, roll_back
 from raftmeta.core.handlers.verdicts import record_check, record_verdict
@@ -56,6 +57,7 @@ HANDLERS: dict[type, Handler] = {
     c.RaiseFeatureLevel: Handler(raise_feature_level, 1, False),
     c.RecordEvidence: Handler(record_evidence, 2, False),
     c.RecordCheck: Handler(record_check, 2, False),
+    c.FailOver: Handler(fail_over, 2, False),
 }
 
 

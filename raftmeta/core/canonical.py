@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from raftmeta.core.types import Deployment, FirstPolicy, Policy, Verdict
+from raftmeta.core.types import Deployment, FirstPolicy, Policy, SideName, Verdict
 
 _DEFAULTS = Policy()
 _LATER = tuple(name for name in Policy.__struct_fields__ if name not in FirstPolicy.__struct_fields__)
-FIRST_OF_VERDICT = 6  # fields
+FIRST_OF_DEPLOYMENT = 12  # fields
+FIRST_OF_VERDICT = 6
 
 
 def has_first_policy(policy: Policy) -> bool:
@@ -32,6 +33,14 @@ def with_first_policy(value: Any) -> Any:
     return msgspec.structs.replace(value, policy=FirstPolicy(policy.prepare_timeout_ms, policy.sync_timeout_ms))
 
 
+def _first_of_deployment(deployment: Deployment) -> Any:
+    plain = with_first_policy(deployment)
+    if deployment.failover is not None:
+        return plain
+    assert deployment.serving_side is SideName.PRIMARY, deployment
+    return tuple(getattr(plain, name) for name in Deployment.__struct_fields__[:FIRST_OF_DEPLOYMENT])
+
+
 def _first_of_verdict(verdict: Verdict) -> Any:
     if verdict.basis is None and not verdict.summary:
         return msgspec.structs.astuple(verdict)[:FIRST_OF_VERDICT]
@@ -39,6 +48,6 @@ def _first_of_verdict(verdict: Verdict) -> Any:
 
 
 CANONICAL: dict[type, Callable[[Any], Any]] = {
-    Deployment: with_first_policy,
+    Deployment: _first_of_deployment,
     Verdict: _first_of_verdict,
 }  # what is encoded in place of a record

@@ -127,6 +127,16 @@ class RecordCheck(Record, frozen=True, tag=13):
     basis: Basis
 
 
+class FailOver(Record, frozen=True, tag=14):
+    """The other side takes requests from here on. All preconditions are judged, and a refusal lists those that do not hold."""
+
+    deployment: str
+    to: SideName
+    expected_serving_side: SideName | None  # None: whichever serves
+    max_verdict_age_ms: int
+    force: bool  # whatever the last verdict is; overrides no other precondition
+
+
 Body = (
     Publish
     | PublishBatch
@@ -141,6 +151,7 @@ Body = (
     | RaiseFeatureLevel
     | RecordEvidence
     | RecordCheck
+    | FailOver
 )
 
 

@@ -109,6 +109,18 @@ class Policy(Record, frozen=True):
     drain_overdue: DrainOverdue = DrainOverdue.WAIT
 
 
+class Failover(Record, frozen=True):
+    """The last decision which side takes requests, and what it rested on."""
+
+    to: SideName
+    principal: str
+    forced: bool
+    overridden: tuple[str, ...]  # codes of the preconditions that did not hold, of a forced one
+    verdict_revision: int  # of the verdict that stood then, 0 when there was none
+    revision: int
+    decided_ms: int
+
+
 class Deployment(Record, frozen=True):
     name: str
     model: str
@@ -118,10 +130,12 @@ class Deployment(Record, frozen=True):
     version: str  # label that serves, "" before the first activation
     previous: str  # label that undo returns to, "" if none
     rollout_id: str  # the running or last rollout, "" if none
-    order_revision: int  # revision of the last committed switch order; with the generation the agents' fence
+    order_revision: int  # revision of the last committed order, a switch or a fail-over; with the generation the agents' fence
     declared_revision: int
-    activated_revision: int  # revision at which `version` became active everywhere
+    activated_revision: int  # revision at which `version` became active everywhere, or that of a fail-over since: no switch is pending
     activated_ms: int
+    serving_side: SideName = SideName.PRIMARY  # that takes requests
+    failover: Failover | None = None  # None: there was none yet, and both sides answer whoever asks them
 
 
 class StageCounters(Record, frozen=True):

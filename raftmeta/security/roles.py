@@ -52,6 +52,7 @@ ACTIONS: dict[str, frozenset[Role]] = {
     "declare": _OPERATORS,
     "activate": _OPERATORS,
     "rollback": _OPERATORS,
+    "failover": _OPERATORS,
     "abort": _OPERATORS | {Role.SYSTEM},
     "verdict": _OPERATORS | {Role.CHECKER},
     "heartbeat": _AGENTS,
@@ -82,6 +83,7 @@ COMMAND_ACTIONS: dict[type[commands.Body], str] = {
     commands.RaiseFeatureLevel: "feature_level",
     commands.RecordEvidence: "evidence",
     commands.RecordCheck: "verdict",
+    commands.FailOver: "failover",
 }
 
 

@@ -239,6 +239,9 @@ def check_state(state: State) -> None:
         assert model.last_number >= max((number for number, _ in found), default=0)
     kept = [each for name in state.deployment_names for each in state.history.get(name) or ()]
     assert sorted(kept) == sorted(state.rollouts)
+    for deployment in state.deployments.values():
+        assert deployment.serving_side is (SideName.PRIMARY if deployment.failover is None else deployment.failover.to)
+        assert deployment.standby is not None or deployment.serving_side is SideName.PRIMARY
     for name, past in state.past_verdicts.items():
         kept_revisions = [past.dropped_revision, *(item.revision for item in past.items), state.verdicts[name].revision]
         assert kept_revisions == sorted(set(kept_revisions)) and 0 < len(past.items) <= MAX_PAST
@@ -301,6 +304,7 @@ _wild_bodies = hs.one_of(
     hs.builds(c.AbortRollout, _names, _texts, _names, _texts),
     hs.builds(c.RecordVerdict, _deployments, hs.sampled_from(["consistent", "diverged", "fine"]), hs.binary(max_size=8)),
     hs.builds(c.RaiseFeatureLevel, _ints),
+    hs.builds(c.FailOver, _deployments, hs.sampled_from(SideName), hs.none() | hs.sampled_from(SideName), _ints, hs.booleans()),
     hs.builds(
         c.RecordCheck,
         _deployments,
@@ -348,6 +352,7 @@ HELPFUL = (
     "verdict",
     "evidence",
     "evidence",
+    "fail over",
 )
 PRELUDE = (publication("m", "1"), publication("m", "2"), declaration())
 
@@ -435,6 +440,9 @@ def _helpful(draw: hs.DrawFn, state: State, place: int) -> c.Body:
             return attestation(rollout, node, side, Stage.FAILED)
         case "delete":
             return c.DeleteVersion("m", draw(_labels))
+        case "fail over":
+            force = draw(hs.booleans())
+            return c.FailOver("d", draw(hs.sampled_from(SideName)), None, draw(hs.sampled_from([0, 60_000, HOUR_MS])), force)
         case "evidence":
             order = draw(hs.integers(0, state.revision))
             boot = draw(hs.sampled_from(["boot-1", "boot-2"]))

@@ -320,3 +320,73 @@ def test_evidence_shows_what_a_node_found_and_how_old_a_word_is(member: StubServ
     assert "1/4 (older)" in lines[2]
     assert "2 h ago" in lines[3] and "unknown" in lines[3] and "never" in lines[3]
     assert "b1: its last comparison found integrity_mismatch" in lines
+
+
+SILENT_NODE = {"code": "node_silent", "detail": "b1: sent no heartbeat", "nodes": ["b1"], "yields": False}
+OLD_VERDICT = {"code": "verdict_too_old", "detail": "the last verdict is 400000 ms old", "nodes": [], "yields": True}
+
+
+def preview(*reasons: dict[str, Any]) -> dict[str, Any]:
+    sides = {"deployment": "search", "version": "2.0.0", "serving_side": "primary", "to": "standby"}
+    forced = [reason for reason in reasons if not reason["yields"]]
+    return sides | {"allowed": not reasons, "allowed_with_force": not forced, "reasons": list(reasons)}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words", "code", "line"),
+    [
+        ((), ("--dry-run",), Exit.OK, "search 2.0.0: primary -> standby would be decided; nothing was changed"),
+        ((SILENT_NODE,), ("--dry-run",), Exit.NO, "search 2.0.0: primary -> standby would be refused, nothing was changed"),
+        ((OLD_VERDICT,), ("--dry-run",), Exit.NO, "would be refused, nothing was changed; --force overrides what the verdict lacks"),
+        ((OLD_VERDICT,), ("--dry-run", "--force"), Exit.OK, "would be decided"),
+        ((OLD_VERDICT, SILENT_NODE), ("--dry-run", "--force"), Exit.NO, "would be refused, nothing was changed"),
+    ],
+)
+def test_a_dry_run_of_a_failover_lists_what_speaks_against_it_and_decides_nothing(
+    member: StubServer, capsys: pytest.CaptureFixture[str], reasons: Any, words: Any, code: Exit, line: str
+) -> None:
+    member.routes["GET", "/v1/deployments/search/failover"] = always(Answer(preview(*reasons)))
+    assert run(member, "failover", "search", "--to", "standby", *words) == code
+    out = capsys.readouterr().out
+    assert line in out and all(reason["code"] in out and reason["detail"] in out for reason in reasons)
+    assert all(method == "GET" for method, _, _, _ in member.requests)
+
+
+def test_a_failover_is_decided_against_the_side_that_was_seen(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/deployments/search/failover"] = always(Answer(preview()))
+    decided = {"serving_side": "standby", "order_revision": 60, "overridden": [], "revision": 60}
+    member.routes["POST", "/v1/deployments/search/failover"] = always(Answer(decided))
+    assert run(member, "failover", "search", "--to", "standby", "--max-verdict-age", "90") == Exit.OK
+    body = member.requests[-1][2]
+    assert body == {"to": "standby", "expected_serving_side": "primary", "max_verdict_age_ms": 90_000, "force": False}
+    assert "decided at revision 60; the standby side takes requests" in capsys.readouterr().out
+    assert run(member, "failover", "search", "--back", "--json") == Exit.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["decided"], shown["dry_run"], shown["reasons"]) == (decided, False, [])
+
+
+def test_a_refused_failover_ends_with_1_and_lists_why(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/deployments/search/failover"] = always(Answer(preview(SILENT_NODE)))
+    member.routes["POST", "/v1/deployments/search/failover"] = always(problem("failover_refused", "node_silent: b1"))
+    assert run(member, "failover", "search", "--to", "standby") == Exit.NO
+    assert "b1: sent no heartbeat" in capsys.readouterr().out
+    member.routes["GET", "/v1/deployments/search/failover"] = always(Answer(preview()))
+    assert run(member, "failover", "search", "--to", "standby") == Exit.NO, "it changed after it was looked at"
+    assert "node_silent: b1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [(), ("--to", "standby", "--back"), ("--to", "left")])
+def test_a_failover_says_which_side(member: StubServer, words: Any) -> None:
+    assert run(member, "failover", "search", *words) == Exit.USAGE
+    assert member.requests == []
+
+
+def test_status_says_which_side_takes_requests_after_a_failover(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    decided = {"to": "standby", "principal": "on-call", "forced": True, "overridden": ["verdict_too_old"], "decided_ms": 1_764_453_600_000}
+    member.routes["GET", "/v1/deployments/search"] = always(Answer(DEPLOYMENT | {"serving_side": "standby", "failover": decided}))
+    member.routes["GET", "/v1/rollouts/r1"] = always(Answer(rollout("active", "done")))
+    member.routes["GET", "/v1/nodes"] = always(Answer({"items": NODES, "next": None}))
+    member.routes["GET", "/v1/consistency"] = always(Answer({"items": [], "next": None}))
+    assert run(member, "status", "search") == Exit.OK
+    line = "the standby side takes requests, decided by on-call at 2025-11-29 22:00:00Z, forced over verdict_too_old"
+    assert line in capsys.readouterr().out

@@ -33,6 +33,7 @@ GOLDEN: list[tuple[c.Body, str]] = [
         c.RecordCheck("d", "consistent", "s", b"{}", Basis(1, 300, "v", 301, 4)),
         "960da164aa636f6e73697374656e74a173c4027b7d9501cd012ca176cd012d04",
     ),
+    (c.FailOver("d", SideName.STANDBY, SideName.PRIMARY, 300, True), "960ea164a77374616e646279a77072696d617279cd012cc3"),
     (
         c.RecordEvidence("d", "a1", 1, 300, "v", "c", "w", VectorFrom.MEMORY, "e", "f", "", "b", 70_000, 5, "found"),
         "dc00100ca164a2613101cd012ca176a163a177a66d656d6f7279a165a166a0a162ce0001117005a5666f756e64",

@@ -35,6 +35,7 @@ ALLOWED = {
     "declare": {"ann", "oz"},
     "activate": {"ann", "oz"},
     "rollback": {"ann", "oz"},
+    "failover": {"ann", "oz"},
     "abort": {"ann", "oz"},
     "verdict": {"ann", "oz", "cron"},
     "heartbeat": {"agent:n1"},
@@ -63,6 +64,7 @@ BODIES: dict[str, c.Body] = {
     "abort": c.AbortRollout("r", "code", "", ""),
     "verdict": c.RecordVerdict("d", "consistent", b"{}"),
     "feature_level": c.RaiseFeatureLevel(2),
+    "failover": c.FailOver("d", SideName.STANDBY, None, 1, False),
     "check": c.RecordCheck("d", "incomplete", "", b"{}", Basis(0, 0, "", 0, 0)),
     "evidence": c.RecordEvidence("d", "n1", 0, 0, "", "", "", VectorFrom.MEMORY, "", "", "", "b", 0, 0, ""),
 }
