@@ -252,8 +252,16 @@ class Loop:
             if tender is not None:
                 if tender.remembered.record.side is not goal.side:
                     tender.remembered.remember(side=goal.side)
+                self._hear_side(tender, item, goal.order)
                 tender.want(goal)
                 await self._remember_previous(item)
+
+    def _hear_side(self, tender: Tender, item: DeploymentView, order: Order) -> None:
+        """Durable before anything else is done about the order: a node that may not answer must not, whatever its plan waits for."""
+        side = item.decided_side
+        if tender.remembered.hear_serving_side(side, order):
+            fenced = tender.remembered.record.fenced_by is not None
+            log.warning("serving_side", deployment=item.name, serves="both" if side is None else side.value, fenced=fenced)
 
     async def _committed(self, item: DeploymentView) -> Target | None:
         if not item.version:

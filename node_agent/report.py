@@ -32,6 +32,7 @@ class Look(NamedTuple):
     vector_from: VectorFrom = VectorFrom.MEMORY
     pinned: str = ""  # why an operator keeps it where it is, "" when nobody does
     change: ChangeRecord = ChangeRecord()  # the rollout that it works on, or worked on last
+    serving_side: str = ""  # that a fail-over named last, "" while none was heard of
 
 
 class NodeFacts(NamedTuple):
@@ -82,6 +83,7 @@ def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, 
             "holders": held,
             "vector_from": look.vector_from.value,
             "pinned": look.pinned,
+            "serving_side": look.serving_side,
             "rollout": look.change.id,
             "phase": look.change.reached.value if look.change.id else "",
         }

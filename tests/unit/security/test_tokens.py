@@ -44,7 +44,7 @@ ALLOWED = {
     "advance": set(),
     "feature_level": {"ann"},
     "members": {"ann"},
-    "infer": {"ann", "app"},
+    "infer": {"ann", "app", "cron"},
     "inspect": {"ann", "oz", "cron", "agent:n1", "agent:n2"},
     "health": {"ann", "oz", "pat", "rex", "cron", "app", "agent:n1", "agent:n2"},
 }
