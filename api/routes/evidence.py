@@ -13,11 +13,20 @@ from api.schemas.bodies import EvidenceBody
 from api.service import Service
 from raftmeta.core.commands import RecordEvidence
 from raftmeta.core.proof import Heard, evidence_report
+from raftmeta.core.queries import find_deployment
+from raftmeta.core.rollout import sides
+from raftmeta.core.types import Deployment
+
+NODE_BYTES = 650  # of one node in the answer, about; of many it is made beside the event loop
 
 
 async def get_evidence(service: Service, call: Call) -> Reply:
     state = await service.view(call)
-    return replies.at(state, evidence_report(state, call.params["deployment"], heard(service), service.clock_ms()))
+    deployment = find_deployment(state, call.params["deployment"])
+    seen, now_ms = heard(service, deployment), service.clock_ms()
+    standby = () if deployment.standby is None else deployment.standby.nodes
+    size_bytes = NODE_BYTES * (len(deployment.primary.nodes) + len(standby))
+    return await service.compute(size_bytes, lambda: replies.at(state, evidence_report(state, deployment, seen, now_ms)))
 
 
 async def record_evidence(service: Service, call: Call) -> Reply:
@@ -43,9 +52,10 @@ async def record_evidence(service: Service, call: Call) -> Reply:
     return replies.done(outcome.revision, {"revision": outcome.revision}, repeated=outcome.repeated)
 
 
-def heard(service: Service) -> dict[str, Heard]:
-    """Every node that this member heard of. One that has just started hears of all within a few heartbeats; until then they are silent."""
-    return {view.status.node: Heard(view.status.boot_id, view.age_ms, view.missing) for view in service.member.nodes.views()}
+def heard(service: Service, deployment: Deployment) -> dict[str, Heard]:
+    """Its nodes that this member heard of. One that has just started hears of all within a few heartbeats; until then they are silent."""
+    views = service.member.nodes.views_of(sides(deployment))
+    return {node: Heard(view.status.boot_id, view.age_ms, view.missing) for node, view in views.items()}
 
 
 OPERATIONS = (

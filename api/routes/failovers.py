@@ -68,7 +68,7 @@ def _refuse_unheard(service: Service, state: State, name: str, body: FailOverBod
 def _all_reasons(service: Service, state: State, name: str, wanted: Wanted) -> list[Reason]:
     deployment = find_deployment(state, name)
     found = reasons(scene_of(state, deployment, service.clock_ms()), wanted)
-    return found + heard_reasons(proofs(state, deployment, heard(service)), wanted.to)
+    return found + heard_reasons(proofs(state, deployment, heard(service, deployment)), wanted.to)
 
 
 def _shown(reason: Reason) -> dict[str, Any]:

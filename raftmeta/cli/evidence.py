@@ -12,7 +12,9 @@ from raftmeta.cli import output
 from raftmeta.cli.exits import Exit
 from raftmeta.cli.program import MemberOptions, command
 
-COLUMNS = ("NODE", "SIDE", "ZONE", "STANDING", "SERVES", "CHECKSUM", "VECTOR", "FROM", "AS DECIDED", "ORDER", "COMPARED", "HEARD")
+COLUMNS = ("NODE", "SIDE", "STANDING", "SERVES", "BYTES", "ORDER", "COMPARED", "HEARD")  # the last two: how long ago
+
+MARK = "*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +61,29 @@ def _print(seen: dict[str, Any]) -> None:
         finding = (node["evidence"] or {}).get("finding")
         if finding:
             out.print(f"{node['node']}: its last comparison found {finding}", style="red", markup=False)
+    if any((node["evidence"] or {}).get("vector_from") == "server" for node in seen["nodes"]):
+        out.print(f"{MARK} by the word of a server that owns its memory, which nobody else can read", markup=False)
     out.print(summary(seen), markup=False)
 
 
 def row(node: dict[str, Any], seen: dict[str, Any]) -> tuple[object, ...]:
     """One node; cells of what nobody knows are empty."""
     said, heard_ms = node["evidence"], node["heard_age_ms"]
-    heard = "never" if heard_ms is None else f"{ago(heard_ms)} ago"
-    start = (node["node"], node["side"], node["zone"], node["standing"])
+    heard = "never" if heard_ms is None else ago(heard_ms)
+    start = (node["node"], f"{node['side']} {node['zone']}", node["standing"])
     if said is None:
-        return (*start, "", "", "", "", "", "", "", heard)
-    bytes_seen = (said["version"] or "nothing", output.short(said["checksum"]), output.short(said["vector_root"]), said["vector_from"])
-    decided = "yes" if node["serves_decided"] else "no" if node["standing"] == "current" else "unknown"
-    order = _order(said) if node["knows_order"] or _order(said) == _order(seen) else f"{_order(said)} (older)"
-    compared = f"{ago(said['age_ms'] + said['verified_age_ms'])} ago" if said["version"] else ""
-    return (*start, *bytes_seen, decided, order, compared, heard)
+        return (*start, "", "", "", "", heard)
+    older = "" if _order(said) == _order(seen) else " old"
+    compared = ago(said["age_ms"] + said["verified_age_ms"]) if said["version"] else ""
+    return (*start, said["version"] or "nothing", _bytes(node, said), f"{_order(said)}{older}", compared, heard)
+
+
+def _bytes(node: dict[str, Any], said: dict[str, Any]) -> str:
+    """Whether they are what was decided; others by the beginning of their vector."""
+    mark = MARK if said["vector_from"] == "server" else ""
+    if node["serves_decided"]:
+        return f"decided{mark}"
+    return f"{said['vector_root'][:8]}{mark}" if node["standing"] == "current" and said["version"] else "unknown"
 
 
 def summary(seen: dict[str, Any]) -> str:

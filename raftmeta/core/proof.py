@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from raftmeta.core.queries import find_deployment, resource
 from raftmeta.core.rollout import side_called, sides
 from raftmeta.core.state import State, evidence_key, version_key
 from raftmeta.core.types import Deployment, Evidence, SideName, VersionSummary
@@ -47,6 +46,9 @@ class Proof(NamedTuple):
         return self.standing is Standing.CURRENT
 
 
+_SAID = tuple(field for field in Evidence.__struct_fields__ if field not in ("deployment", "node", "side", "zone"))
+
+
 def proofs(state: State, deployment: Deployment, heard: Mapping[str, Heard]) -> list[Proof]:
     """Of every node, in order of side and name."""
     found = []
@@ -69,14 +71,13 @@ def serves(evidence: Evidence, label: str, summary: VersionSummary | None) -> bo
     return (evidence.version, evidence.checksum, evidence.vector_root) == (label, summary.checksum, summary.vector_root)
 
 
-def evidence_report(state: State, name: str, heard: Mapping[str, Heard], now_ms: int) -> dict[str, Any]:
-    """What REST answers. `now_ms`: of the clock that stamps records. Raises RaftmetaError unknown_deployment."""
-    deployment = find_deployment(state, name)
+def evidence_report(state: State, deployment: Deployment, heard: Mapping[str, Heard], now_ms: int) -> dict[str, Any]:
+    """What REST answers, as values that JSON can have. `now_ms`: of the clock that stamps records."""
     summary = decided(state, deployment)
     order = (state.generation, deployment.order_revision)
     nodes = [_node(proof, deployment, summary, order, now_ms) for proof in proofs(state, deployment, heard)]
     return {
-        "deployment": name,
+        "deployment": deployment.name,
         "model": deployment.model,
         "version": deployment.version,
         "checksum": "" if summary is None else summary.checksum,
@@ -100,9 +101,9 @@ def _node(proof: Proof, deployment: Deployment, summary: VersionSummary | None, 
     evidence, heard = proof.evidence, proof.heard
     shown: dict[str, Any] = {
         "node": proof.node,
-        "side": proof.side.value,
+        "side": proof.side,
         "zone": side_called(deployment, proof.side).zone,
-        "standing": proof.standing.value,
+        "standing": proof.standing,
         "heard_age_ms": None if heard is None else heard.age_ms,
         "serves_decided": False,
         "knows_order": False,
@@ -116,9 +117,8 @@ def _node(proof: Proof, deployment: Deployment, summary: VersionSummary | None, 
 
 
 def _said(evidence: Evidence, now_ms: int) -> dict[str, Any]:
-    """The record with the times that follow from it."""
-    shown = resource(evidence)
-    for field in ("deployment", "node", "side", "zone"):
-        del shown[field]
-    age_ms = max(0, now_ms - evidence.recorded_ms)
-    return shown | {"age_ms": age_ms, "verified_at_ms": max(0, evidence.recorded_ms - evidence.verified_age_ms)}
+    """The record with the times that follow from it; where its node belongs stands beside it."""
+    shown = {field: getattr(evidence, field) for field in _SAID}
+    shown["age_ms"] = max(0, now_ms - evidence.recorded_ms)
+    shown["verified_at_ms"] = max(0, evidence.recorded_ms - evidence.verified_age_ms)
+    return shown

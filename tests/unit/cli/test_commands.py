@@ -317,8 +317,8 @@ def test_evidence_shows_what_a_node_found_and_how_old_a_word_is(member: StubServ
     member.routes["GET", "/v1/deployments/search/evidence"] = always(Answer(proven_by(OTHER_BYTES, SILENT | {"node": "b2"})))
     run(member, "evidence", "search")
     lines = capsys.readouterr().out.splitlines()
-    assert "1/4 (older)" in lines[2]
-    assert "2 h ago" in lines[3] and "unknown" in lines[3] and "never" in lines[3]
+    assert "1/4 old" in lines[2] and "cdcdcdcd " in lines[2]
+    assert "2 h" in lines[3] and "unknown" in lines[3] and "never" in lines[3]
     assert "b1: its last comparison found integrity_mismatch" in lines
 
 

@@ -20,16 +20,20 @@ from tests.support.level_one import log_of
 LOGS = 40
 LOGS_SHA256 = "548c022604a2b5d7c1f9683e007c7b59c9d0f085367c4bdc595f260407f5e4ba"
 HASHES_SHA256 = "12946cb5cd536190e3c592b31ad5aaa61c9405fcacab0b154a0987354f053d35"
+SNAPSHOTS_SHA256 = "69beaebeadfb0da48c6853119b8457083f53b3ef4f1f656cd7cc18acfe3253a2"
 
 
 def test_logs_of_level_one_give_the_states_that_the_last_build_of_it_gave() -> None:
-    """The two digests were made by that build: over the bytes of all logs, and over the state hashes after them."""
-    logs, hashes = hashlib.sha256(), hashlib.sha256()
+    """The digests were made by that build: over the bytes of all logs, over the state hashes after them, and over their snapshots."""
+    logs, hashes, snapshots = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     for seed in range(LOGS):
         payloads = log_of(seed)
         logs.update(b"".join(payloads))
-        hashes.update(apply_batch(State.empty(), payloads).state.state_hash)
-    assert (logs.hexdigest(), hashes.hexdigest()) == (LOGS_SHA256, HASHES_SHA256)
+        state = apply_batch(State.empty(), payloads).state
+        hashes.update(state.state_hash)
+        snapshots.update(snapshot(state))
+    assert logs.hexdigest() == LOGS_SHA256, "the logs are others: nothing is said of the states"
+    assert (hashes.hexdigest(), snapshots.hexdigest()) == (HASHES_SHA256, SNAPSHOTS_SHA256)
 
 
 LEVEL_ONE = {

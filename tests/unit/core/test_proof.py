@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as hs
 
 from raftmeta.core import commands as c
-from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.proof import Heard, evidence_report
 from tests.support.commands import World, evidence, serving_world
 
@@ -25,7 +24,7 @@ def world() -> World:
 
 
 def report(made: World, heard: dict[str, Heard], now_ms: int = 0) -> dict[str, Any]:
-    return evidence_report(made.state, "d", heard, now_ms or made.now_ms)
+    return evidence_report(made.state, made.state.deployments["d"], heard, now_ms or made.now_ms)
 
 
 def beat(boot: str = "boot-1", age_ms: int = 400, *, missing: bool = False) -> Heard:
@@ -99,12 +98,6 @@ def test_before_the_first_activation_nothing_is_decided() -> None:
     made.ok(evidence("a1"))
     shown = report(made, {node: beat() for node in ALL})
     assert (shown["version"], shown["checksum"], shown["all_serve_decided"]) == ("", "", False)
-
-
-def test_an_unknown_deployment_is_told() -> None:
-    with pytest.raises(RaftmetaError) as caught:
-        evidence_report(world().state, "x", {}, 0)
-    assert caught.value.code == "unknown_deployment"
 
 
 @settings(max_examples=60, deadline=None)
