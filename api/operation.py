@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from api.json_body import Body
+from raftmeta.core.types import SideName
 from raftmeta.security.roles import Principal
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Query(msgspec.Struct, frozen=True):
     from_revision: int | None = None
     resource: tuple[str, ...] = ()
     verbose: bool = False
+    since: int | None = None
+    deployment: str | None = None
+    to: SideName | None = None
+    max_verdict_age_ms: int | None = None
 
 
 class Call:

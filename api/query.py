@@ -8,6 +8,8 @@ from urllib.parse import parse_qsl
 
 from api.operation import Kind, Operation, Query
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import NAME
+from raftmeta.core.types import SideName
 
 MAX_QUERY_BYTES = 2_048
 MAX_LIMIT = 1_000
@@ -19,6 +21,7 @@ RESOURCES = {
     "deployments": "deployment",
     "rollouts": "rollout",
     "verdicts": "verdict",
+    "evidence": "evidence",
 }
 
 _READ = ("consistency", "max_stale_ms", "min_revision")
@@ -50,6 +53,10 @@ def decode(raw: bytes, operation: Operation) -> Query:
         from_revision=_number(given, "from_revision", 0, MAX_REVISION),
         resource=_resources(given.get("resource")),
         verbose=_flag(given, "verbose"),
+        since=_number(given, "since", 0, MAX_REVISION),
+        deployment=_name(given, "deployment"),
+        to=_side(given, "to"),
+        max_verdict_age_ms=_number(given, "max_verdict_age_ms", 0, MAX_REVISION),
     )
 
 
@@ -88,6 +95,20 @@ def _number(given: dict[str, str], name: str, least: int, most: int) -> int | No
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
         raise RaftmetaError("bad_field", f"{name} is {text[:40]!r}, expected a whole number from {least} to {most}")
     return int(text)
+
+
+def _name(given: dict[str, str], name: str) -> str | None:
+    text = given.get(name)
+    if text is not None and not NAME.match(text):
+        raise RaftmetaError("bad_name", f"{name} {text[:80]!r} is not of the form {NAME.pattern[:-2]}")
+    return text
+
+
+def _side(given: dict[str, str], name: str) -> SideName | None:
+    text = given.get(name)
+    if text is not None and text not in tuple(SideName):
+        raise RaftmetaError("bad_field", f"{name} is {text[:40]!r}, expected {' or '.join(SideName)}")
+    return None if text is None else SideName(text)
 
 
 def _flag(given: dict[str, str], name: str) -> bool:

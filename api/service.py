@@ -21,6 +21,7 @@ from api.metrics import RequestStats
 from api.operation import Call
 from raftmeta.core.commands import Body
 from raftmeta.core.errors import OK, RaftmetaError
+from raftmeta.core.levels import level_fault
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
 from raftmeta.log.ticket import Ticket
@@ -83,8 +84,12 @@ class Service:
     def make_key(self) -> str:
         """An idempotency key for a caller without one. Its time is what most members' clocks say, whatever this one's does, and never
         behind the cluster's, which would make it an expired one."""
+        return f"{self.clock_ms():013d}-{secrets.token_hex(8)}"
+
+    def clock_ms(self) -> int:
+        """The clock that stamps records, as far as this member can tell: never behind what was stamped."""
         now_ms = self._now_ms() - self.member.log.status().clock_offset_ms
-        return f"{max(now_ms, self.member.state.cluster_ms, 0):013d}-{secrets.token_hex(8)}"
+        return max(now_ms, self.member.state.cluster_ms, 0)
 
     async def view(self, call: Call, of_itself: bool = False) -> State:
         """The state to answer a read from. Raises RaftmetaError starting, stale, revision_not_reached, no_leader or no_quorum.
@@ -112,6 +117,7 @@ class Service:
         """The outcome of a command that was applied, seen by this member. Raises Rejected or what the log raises."""
         if self.member.unsound:  # it could not say what became of the command
             raise RaftmetaError("starting", self.member.unsound)
+        await self._check_level(body)
         timeout_s = self.limits.write_timeout_s
         outcome = await self._ended(self.member.log.propose(body, call.key, call.caller.name, timeout_s), timeout_s, "unknown_outcome")
         if outcome.code != OK:
@@ -119,6 +125,14 @@ class Service:
         if self.member.state.revision < outcome.revision:
             await self.reach(outcome.revision)
         return outcome
+
+    async def _check_level(self, body: Body) -> None:
+        """Raises RaftmetaError unsupported_command for what not every member would understand, and what a barrier raises."""
+        if level_fault(body, self.member.state.feature_level):
+            await self._ended(self.member.log.read_barrier(self.limits.read_timeout_s), self.limits.read_timeout_s, "no_quorum")
+            fault = level_fault(body, self.member.state.feature_level)  # it may have been raised a moment ago
+            if fault:
+                raise RaftmetaError("unsupported_command", fault)
 
     async def reach(self, revision: int) -> None:
         """Waits a bounded time until this member has applied the revision. Raises RaftmetaError revision_not_reached."""

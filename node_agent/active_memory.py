@@ -23,6 +23,7 @@ from node_agent.device.control_block import NO_SLOT
 from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import SlotRecord, SlotState
 from node_agent.device.snapshot import SlotSnapshot
+from node_agent.failure import FailureClass
 from node_agent.layout import Layout, Placement
 from node_agent.refusal import Refusal
 from node_agent.scrub import Span
@@ -111,14 +112,19 @@ class ActiveMemory:
         with self._station.records:
             check = self._station.checked.get(watched.slot)
             if check is not None and check.record == watched.record:
-                self._station.checked[watched.slot] = check._replace(at_ms=max(check.at_ms, begun_ms))
+                at_ms, at_ns = max(check.at_ms, begun_ms), max(check.at_ns, begun_ns)
+                self._station.checked[watched.slot] = check._replace(at_ms=at_ms, at_ns=at_ns, finding="")
                 known = self._station.whole
                 if known is None or known.record != watched.record or known.began_ns < begun_ns:
                     self._station.note_whole(Whole(watched.slot, watched.record, watched.record.vector_root, begun_ns))
 
-    def doubt(self) -> None:
-        """Damage was found: no earlier reading of the slot says what it holds now."""
-        self._station.note_whole(None)
+    def doubt(self, watched: Watched) -> None:
+        """Damage was found: no earlier reading of the slot says what it holds now, and the evidence of it says so."""
+        with self._station.records:
+            check = self._station.checked.get(watched.slot)
+            if check is not None and check.record == watched.record:
+                self._station.checked[watched.slot] = check._replace(finding=FailureClass.INTEGRITY_MISMATCH.value)
+            self._station.note_whole(None)
 
     def prepare(self, watched: Watched, tensors: Sequence[str]) -> str:
         """The list that a repair or `condemn` gives the slot: all tensors but these. Gives its digest. Takes a while for large versions."""

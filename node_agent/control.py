@@ -82,6 +82,7 @@ class ClientPlane:
         self.get_version = client.get_version
         self.get_manifest = client.get_manifest
         self.attest = client.attest
+        self.record_evidence = client.record_evidence
         self.watch = client.watch
 
     def deployments(self) -> AsyncIterator[Mapping[str, Any]]:
@@ -151,6 +152,8 @@ class Answers:
             "vector_root": found.record.vector_root,
             "vector_from": found.vector_from.value,
             "verified_at_ms": found.verified_at_ms,
+            "verified_age_ms": found.verified_age_ms,
+            "finding": found.finding,
             "damage": record.damage,
             "derived": found.derived,
             "config_digest": "" if manifest is None else config_digest(manifest),

@@ -40,6 +40,13 @@ class DeploymentView(msgspec.Struct, frozen=True):
     rollout_id: str
     order_revision: int
     policy: PolicyView = PolicyView()
+    serving_side: SideName = SideName.PRIMARY
+    failover: dict[str, Any] | None = None
+
+    @property
+    def decided_side(self) -> SideName | None:
+        """The side that a fail-over named, None while there was none: then both sides answer."""
+        return None if self.failover is None else self.serving_side
 
     def side_of(self, node: str) -> SideName | None:
         if node in self.primary.nodes:

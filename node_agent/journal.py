@@ -75,9 +75,16 @@ class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     behind: bool = False  # the committed version is not on this node yet: not ready, though the old one serves
     change: ChangeRecord = ChangeRecord()
     proofs: tuple[Proof, ...] = ()  # the newest last, at most MAX_PROOFS
+    serving_side: SideName | None = None  # that a fail-over named last, None while none was heard of
+    serving_order: Order = Order(0, 0)  # of that decision: an older one does not take it back
     order_seen_ns: int = 0  # monotonic clock when the order of the fence was seen, 0 once every worker answered
     lag_ms: int = -1  # of the last switch: order seen to all workers answering
     damage: str = ""  # what was found wrong in the memory that serves, until it is whole again; not ready meanwhile
+
+    @property
+    def fenced_by(self) -> SideName | None:
+        """The side that takes requests in place of this node's own, None while this one may answer."""
+        return None if self.serving_side in (None, self.side) else self.serving_side
 
 
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

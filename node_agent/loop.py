@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from node_agent import report
 from node_agent.desired import DeploymentView, Desired, RolloutView, read
+from node_agent.evidence import Teller
 from node_agent.fetch import FetchFailed
 from node_agent.journal import DeploymentRecord
 from node_agent.plan import NO_ORDER, Goal, Order, Target
@@ -59,6 +60,7 @@ class ControlPlane(Protocol):
     async def get_manifest(self, model: str, label: str) -> Mapping[str, Any]: ...
     async def heartbeat(self, node: str, status: Mapping[str, Any]) -> Mapping[str, Any]: ...
     async def attest(self, node: str, attestation: Mapping[str, Any]) -> object: ...
+    async def record_evidence(self, node: str, evidence: Mapping[str, Any]) -> object: ...
     def watch(self, from_revision: int, resources: Sequence[str]) -> AsyncIterator[Any]:
         """Changes (generation, revision, events) and bookmarks. Raises RaftmetaError compacted."""
 
@@ -77,6 +79,7 @@ class Loop:
         self._places = places
         self._plane = plane
         self._bounds = bounds
+        self._teller = Teller(facts.node, facts.boot_id, places.store)
         self._tenders: dict[str, Tender] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._targets: dict[tuple[str, str, int], Target] = {}  # (model, label, order revision) -> bytes
@@ -184,6 +187,7 @@ class Loop:
                 group.create_task(self._probe())
                 group.create_task(self._start_alone())
                 group.create_task(self._retry())
+                group.create_task(self._teller.run(self._plane, lambda: self._tenders))
         finally:
             tasks = [task for each in self._tasks.values() for task in each]
             for task in tasks:
@@ -249,8 +253,16 @@ class Loop:
             if tender is not None:
                 if tender.remembered.record.side is not goal.side:
                     tender.remembered.remember(side=goal.side)
+                self._hear_side(tender, item, goal.order)
                 tender.want(goal)
                 await self._remember_previous(item)
+
+    def _hear_side(self, tender: Tender, item: DeploymentView, order: Order) -> None:
+        """Durable before anything else is done about the order: a node that may not answer must not, whatever its plan waits for."""
+        side = item.decided_side
+        if tender.remembered.hear_serving_side(side, order):
+            fenced = tender.remembered.record.fenced_by is not None
+            log.warning("serving_side", deployment=item.name, serves="both" if side is None else side.value, fenced=fenced)
 
     async def _committed(self, item: DeploymentView) -> Target | None:
         if not item.version:

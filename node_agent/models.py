@@ -20,6 +20,8 @@ from node_agent.serve import Header, ServeError
 PLATFORM = "raftmeta"
 NOT_LOADED_RETRY_S = 1  # of a client, while workers that were started again load
 NO_VERSION_RETRY_S = 5
+FENCED = "fenced"
+FENCED_RETRY_S = 1  # of a client, elsewhere: its router should know by then
 NO_VERSION = "no version was activated yet"
 NOT_LOADED_YET = "no worker serves it yet"
 
@@ -55,7 +57,11 @@ class Models:
 
     def require_servable(self, route: Route) -> None:
         """For a request that would wait for nothing. Raises ServeError 503, or 409 when no slot holds the version that it pins."""
-        if self.known(route.model).pin is None and not self._serving(route.model):
+        record = self.known(route.model)
+        if record.fenced_by is not None:
+            header = b"x-raftmeta-serving-side", record.fenced_by.value.encode()
+            raise ServeError(503, f"{FENCED}: {route.model}: {_fenced(record)}", FENCED_RETRY_S, code=FENCED, headers=(header,))
+        if record.pin is None and not self._serving(route.model):
             raise ServeError(503, f"{route.model} has no version on this node yet", NO_VERSION_RETRY_S)
         if route.version:
             self._require_held(route)
@@ -86,7 +92,7 @@ class Models:
         """Whether a request to this path would be computed now; of a pinned version whatever else is not ready on the node."""
         record = self.known(route.model)
         status, reason = 503, ""
-        if not route.version:
+        if record.fenced_by is not None or not route.version:
             reason = self._why_not(record)
         elif self._slot(route) is None:
             knows = self._knows(route.model)
@@ -125,6 +131,8 @@ class Models:
         return said[0] if said and all(said) else ""
 
     def _why_not(self, record: DeploymentRecord) -> str:
+        if record.fenced_by is not None:
+            return f"{FENCED}: {_fenced(record)}"
         blocked = "" if record.pin is None else self.blocked(record.name)
         if blocked:
             return blocked
@@ -142,6 +150,10 @@ class Models:
 
     def _not_held(self, route: Route) -> str:
         return f"no slot of this node holds version {route.version}; held: {', '.join(self._held(route.model)) or 'none'}"
+
+
+def _fenced(record: DeploymentRecord) -> str:
+    return f"the {record.fenced_by} side takes requests since order {tuple(record.serving_order)}, this node is of the {record.side} side"
 
 
 def version_header(label: str) -> Header:

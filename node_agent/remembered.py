@@ -14,7 +14,7 @@ import msgspec
 from node_agent.failure import Failure
 from node_agent.journal import LOAD_PHASES, MAX_PROOFS, ChangeRecord, DeploymentRecord, Journal, LoadPhase, Proof
 from node_agent.plan import Order, Target
-from raftmeta.core.types import StageCounters
+from raftmeta.core.types import SideName, StageCounters
 
 
 class Remembered:
@@ -65,6 +65,24 @@ class Remembered:
 
     def _note(self, change_id: str, make: Callable[[ChangeRecord], ChangeRecord]) -> None:
         self._journal.note(self.name, lambda record: _changed(record, change_id, make))
+
+    def hear_serving_side(self, side: SideName | None, order: Order) -> bool:
+        """A fail-over decided that this side takes requests, None: there was none. True when that changed what this node may answer.
+
+        An order below one that was heard changes nothing. That there was no fail-over does so in a later generation alone: what was
+        restored may know of none.
+        """
+        record = self.record
+        if order < max(record.serving_order, record.fence):
+            return False
+        if side is record.serving_side:
+            if side is not None and order > record.serving_order:
+                self._journal.note(self.name, lambda record: msgspec.structs.replace(record, serving_order=order))
+            return False
+        if side is None and order.generation <= record.serving_order.generation:
+            return False
+        self.remember(serving_side=side, serving_order=order)
+        return True
 
     def obey(self, target: Target, order: Order, seen_ns: int) -> None:
         """Before a switch: from here on orders below this one are refused. `seen_ns`: when it was first heard."""

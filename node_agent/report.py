@@ -35,6 +35,7 @@ class Look(NamedTuple):
     change: ChangeRecord = ChangeRecord()  # the rollout that it works on, or worked on last
     damage: str = ""  # found in the memory that serves, and not mended yet
     scrub: ScrubLook = ScrubLook()
+    serving_side: str = ""  # that a fail-over named last, "" while none was heard of
 
 
 class NodeFacts(NamedTuple):
@@ -85,6 +86,7 @@ def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, 
             "holders": held,
             "vector_from": look.vector_from.value,
             "pinned": look.pinned,
+            "serving_side": look.serving_side,
             "rollout": look.change.id,
             "phase": look.change.reached.value if look.change.id else "",
             "damage": look.damage,

@@ -173,7 +173,7 @@ class Scrub:
 
     async def _mend(self, watched: Watched, twice: Sequence[_Wrong]) -> None:
         self._damaged = watched.slot, watched.epoch
-        self._memory.doubt()
+        self._memory.doubt(watched)
         tensors = list(dict.fromkeys(item.span.tensor for item in twice))
         found: list[Finding] = []
 

@@ -12,14 +12,10 @@ from typing import NamedTuple
 from consistency.vector import TensorVector, root
 from node_agent.device.port import SlotRecord
 from node_agent.plan import Order, SlotSeen, Target
+from raftmeta.core import types
 from raftmeta.core.manifest import Manifest
 
-
-class VectorFrom(StrEnum):
-    """Where the vector of what serves comes from."""
-
-    MEMORY = "memory"  # computed by this node from the memory that serves
-    SERVER = "server"  # attested by a server whose memory nobody else can read
+VectorFrom = types.VectorFrom
 
 
 class DrainKnown(StrEnum):
@@ -83,6 +79,8 @@ class Evidence(NamedTuple):
     verified_at_ms: int  # wall clock, when its vector was compared last
     derived: dict[str, str]  # SHA-256 of each tensor that modules hold outside the slot, the same in every worker
     vector_from: VectorFrom = VectorFrom.MEMORY
+    verified_age_ms: int = 0  # the same by the monotonic clock: for how long that has been
+    finding: str = ""  # failure class of what a later comparison found wrong, "" when none did
 
 
 class Proven(NamedTuple):

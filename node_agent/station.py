@@ -27,6 +27,7 @@ from node_agent.device.cpu import CpuDevice
 from node_agent.device.port import EMPTY_RECORD, SLOTS, Device, SlotRecord, SlotState
 from node_agent.device.process import kill
 from node_agent.device.snapshot import Snapshots
+from node_agent.failure import FailureClass
 from node_agent.freshness import Freshness
 from node_agent.journal import DeploymentRecord, Journal
 from node_agent.layout import Placement
@@ -70,6 +71,8 @@ class Checked(NamedTuple):
     record: SlotRecord
     change: str
     at_ms: int
+    at_ns: int  # the same by the monotonic clock
+    finding: str = ""  # failure class of what a later comparison found, "" when none did
 
 
 class Warmed(NamedTuple):
@@ -237,7 +240,7 @@ class Station:
             order = self._stage_order(work.target, work.slot, work.order)
             staged = self._staged(device, order, work.bytes_fetched, how)
             self.freshness.note(work.slot, staged.vectors, known)
-            self.checked[work.slot] = Checked(staged.record, work.change, self._places.wall_ms())
+            self.checked[work.slot] = self._checked_now(staged.record, work.change)
         return staged.counters
 
     def _staged(self, device: Device, order: staging.StageOrder, fetched: int, how: Manner) -> staging.Staged:
@@ -276,7 +279,10 @@ class Station:
                 arena.mark_empty(slot)
             raise Refusal("vector_mismatch", f"memory of slot {slot}, {target.label}", target.vector_root, found, "verify")
         self.freshness.note(slot, vectors, {})
-        self.checked[slot] = Checked(record, change, self._places.wall_ms())
+        self.checked[slot] = self._checked_now(record, change)
+
+    def _checked_now(self, record: SlotRecord, change: str) -> Checked:
+        return Checked(record, change, self._places.wall_ms(), self._places.clock_ns())
 
     def note_warm(self, slot: int, change: str, derived: Mapping[str, str]) -> None:
         """`derived`: SHA-256 of what the modules hold outside the slot."""
@@ -316,11 +322,12 @@ class Station:
             if self.block.active() == (slot, epoch) and self._arena.record(slot) == record:
                 found = Reading(record, slot, epoch, vectors)
                 self.note_whole(Whole(slot, record, found.root, began_ns))
-                check = self.checked.get(slot)
-                if found.root != record.vector_root:
+                check, is_equal = self.checked.get(slot), found.root == record.vector_root
+                if not is_equal:
                     self.suspect.set()
-                if check is not None and check.record == record and found.root == record.vector_root:
-                    self.checked[slot] = check._replace(at_ms=self._places.wall_ms())
+                if check is not None and check.record == record:
+                    now = self._checked_now(record, check.change)
+                    self.checked[slot] = now if is_equal else check._replace(finding=FailureClass.INTEGRITY_MISMATCH.value)
                 return found
         return None
 
@@ -361,7 +368,8 @@ class Station:
             record = EMPTY_RECORD if slot == NO_SLOT else self.slot_record(slot)
         if checked is None or warmed is None or checked.record != record or warmed.record != record:
             return None
-        return Evidence(record, slot, epoch, checked.at_ms, dict(warmed.derived))
+        age_ms = (self._places.clock_ns() - checked.at_ns) // 1_000_000
+        return Evidence(record, slot, epoch, checked.at_ms, dict(warmed.derived), verified_age_ms=age_ms, finding=checked.finding)
 
     def close(self) -> None:
         self.block.close()

@@ -154,6 +154,7 @@ class Tender:
             record.name, record.model, record.side, slots, self._ready, record.lag_ms, goal, self.doing, self.trouble, holders, told,
             "" if record.pinned is None else record.pinned.reason,
             record.change, record.damage, self.scrubbed(),
+            "" if record.serving_side is None else record.serving_side.value,
         )  # fmt: skip
 
     def preview(self, target: Target | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from struct import Struct
 from typing import Any, NoReturn, TypeVar
 
@@ -19,9 +20,21 @@ from rpds import HashTrieMap
 from raftmeta.core import state as st
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.outcomes import Outcomes
+from raftmeta.core.rollout import side_called, sides
 from raftmeta.core.sequences import SortedKeys
 from raftmeta.core.state import State, VersionItem, encode_record, version_key
-from raftmeta.core.types import Deployment, ModelRecord, OutcomeRecord, Record, Rollout, Verdict, VersionRecord
+from raftmeta.core.types import (
+    Deployment,
+    Evidence,
+    ModelRecord,
+    OutcomeRecord,
+    Record,
+    Rollout,
+    SideName,
+    Verdict,
+    VerdictHistory,
+    VersionRecord,
+)
 
 FORMAT = 1
 MAGIC = b"raftmeta snapshot\n"
@@ -29,18 +42,21 @@ CHUNK_BYTES = 256 << 10  # of what snapshot_chunks yields: about a millisecond o
 MAX_FRAME_BYTES = 16 << 20  # a rollout over two full sides with the longest details stays below it
 BULK = 1_024  # entries per call into a persistent map, for the sake of the interpreter lock
 
-HEADER, MODEL, VERSION, MANIFEST, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, END = b"HMVFDRCOE"
+HEADER, MODEL, VERSION, MANIFEST, DEPLOYMENT, ROLLOUT, VERDICT, PAST, EVIDENCE, OUTCOME, END = b"HMVFDRCPNOE"
 FOLLOWS: dict[int, bytes] = {
     HEADER: b"MDOE",
     MODEL: b"MVDOE",
     VERSION: b"F",
     MANIFEST: b"VMDOE",
-    DEPLOYMENT: b"DRCOE",
-    ROLLOUT: b"RCDOE",
-    VERDICT: b"DOE",
+    DEPLOYMENT: b"DRCNOE",
+    ROLLOUT: b"RCNDOE",
+    VERDICT: b"PNDOE",
+    PAST: b"NDOE",
+    EVIDENCE: b"NDOE",
     OUTCOME: b"OE",
     END: b"",
 }
+OF_A_DEPLOYMENT = (ROLLOUT, VERDICT, PAST, EVIDENCE)
 _FRAME = Struct("<BI")
 _END = Struct("<32sQ")
 
@@ -105,6 +121,15 @@ def _frames(state: State) -> Iterator[tuple[int, bytes, int]]:
         verdict = state.verdicts.get(name)
         if verdict is not None:
             yield _record_frame(VERDICT, st.VERDICT, name, verdict)
+        past = state.past_verdicts.get(name)
+        if past is not None:
+            yield _record_frame(PAST, st.PAST, name, past)
+        if state.evidence:
+            for node in sides(state.deployments[name]):
+                key = st.evidence_key(name, node)
+                evidence = state.evidence.get(key)
+                if evidence is not None:
+                    yield _record_frame(EVIDENCE, st.EVIDENCE, key, evidence)
     for request_id, record in state.outcomes.items():
         yield OUTCOME, bytes((len(request_id),)) + request_id.encode() + record, st.leaf(st.OUTCOME, request_id, record)
 
@@ -185,6 +210,8 @@ class _Builder:
             DEPLOYMENT: self._deployment,
             ROLLOUT: self._rollout,
             VERDICT: self._verdict,
+            PAST: self._past,
+            EVIDENCE: self._evidence,
             OUTCOME: self._outcome,
             END: self._end,
         }
@@ -199,9 +226,14 @@ class _Builder:
         self._deployment_now: Deployment | None = None
         self._order_now: list[VersionItem] = []  # versions of the model at hand
         self._history_now: list[str] = []  # rollouts of the deployment at hand
+        self._places_now: dict[str, SideName] = {}  # nodes of the deployment that evidence came of
+        self._nodes_left: Iterator[str] = iter(())  # those that may still come, in order
+        self._evidence_of = ""  # deployment that those nodes are of
         self._last_revision = 0  # of the rollout or outcome before
         self._catalog, self._versions = _Map(), _Map()
         self._deployments, self._rollouts, self._verdicts, self._history = _Map(), _Map(), _Map(), _Map()
+        self._pasts, self._evidences = _Map(), _Map()
+        self._verdict_now: Verdict | None = None
         self._model_names: list[str] = []
         self._deployment_names: list[str] = []
         self._outcomes: dict[str, bytes] = {}
@@ -212,7 +244,7 @@ class _Builder:
             _refuse(f"frame {self._frames} is {bytes((kind,))!r}, expected one of {self._allowed!r}")
         if kind not in (VERSION, MANIFEST):
             self._close_model()
-        if kind not in (ROLLOUT, VERDICT):
+        if kind not in OF_A_DEPLOYMENT:
             self._close_deployment()
         self._take[kind](payload)
         self._allowed = FOLLOWS[kind]
@@ -296,7 +328,32 @@ class _Builder:
         deployment = self._deployment_now
         assert deployment is not None  # FOLLOWS
         _require(verdict.deployment == deployment.name, f"a verdict of another deployment than {deployment.name!r}")
+        self._verdict_now = verdict
         self._record(st.VERDICT, self._verdicts, verdict.deployment, verdict, payload)
+
+    def _past(self, payload: bytes) -> None:
+        past = _decode(_pasts, payload)
+        last = self._verdict_now
+        assert last is not None  # FOLLOWS lets a history come only after the last verdict
+        _require(past.deployment == last.deployment, f"verdicts of another deployment than {last.deployment!r}")
+        revisions = [past.dropped_revision, *(item.revision for item in past.items), last.revision]
+        rising = all(one < other for one, other in pairwise(revisions))
+        _require(bool(past.items) and rising, f"verdicts of deployment {last.deployment!r} are out of order")
+        self._record(st.PAST, self._pasts, past.deployment, past, payload)
+
+    def _evidence(self, payload: bytes) -> None:
+        evidence = _decode(_evidences, payload)
+        deployment = self._deployment_now
+        assert deployment is not None  # FOLLOWS
+        _require(evidence.deployment == deployment.name, f"evidence of another deployment than {deployment.name!r}")
+        if self._evidence_of != deployment.name:
+            self._evidence_of, self._places_now = deployment.name, sides(deployment)
+            self._nodes_left = iter(self._places_now)
+        node = evidence.node
+        if self._places_now.get(node) is not evidence.side or side_called(deployment, evidence.side).zone != evidence.zone:
+            _refuse(f"evidence of node {node!r}, which has another place in deployment {deployment.name!r}")
+        _require(node in self._nodes_left, f"evidence of node {node!r} is out of order")  # takes those before it, which have none
+        self._record(st.EVIDENCE, self._evidences, st.evidence_key(deployment.name, node), evidence, payload)
 
     def _close_deployment(self) -> None:
         deployment, history = self._deployment_now, self._history_now
@@ -348,6 +405,8 @@ class _Builder:
             deployments=self._deployments.finish(),
             rollouts=self._rollouts.finish(),
             verdicts=self._verdicts.finish(),
+            past_verdicts=self._pasts.finish(),
+            evidence=self._evidences.finish(),
             outcomes=Outcomes.of(self._outcomes.items()),
             model_names=SortedKeys[str]().extended(self._model_names),
             deployment_names=SortedKeys[str]().extended(self._deployment_names),
@@ -387,4 +446,6 @@ _versions = msgspec.msgpack.Decoder(VersionRecord)
 _deployments = msgspec.msgpack.Decoder(Deployment)
 _rollouts = msgspec.msgpack.Decoder(Rollout)
 _verdicts = msgspec.msgpack.Decoder(Verdict)
+_pasts = msgspec.msgpack.Decoder(VerdictHistory)
+_evidences = msgspec.msgpack.Decoder(Evidence)
 _outcomes = msgspec.msgpack.Decoder(OutcomeRecord)

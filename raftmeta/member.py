@@ -18,7 +18,7 @@ import structlog
 from raftmeta.config import ServerConfig
 from raftmeta.controller import Controller
 from raftmeta.core.events import Event
-from raftmeta.core.state import State
+from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL, State
 from raftmeta.durable import DirectoryLock, OsDisk, lock_directory
 from raftmeta.log import marker as markers
 from raftmeta.log import quarantine
@@ -78,6 +78,7 @@ class Member:
         """What is built anew when the member begins again from its directory."""
         config, timings = self._config, self._config.timings
         self._parts = parts
+        self._level = 0  # feature level that the peers' builds were last required to run
         self._kept = quarantine.set_aside_before(parts.disk, parts.data_dir)
         if self._kept is not None:
             _log.warning("files_set_aside_are_kept", cause=self._kept.cause, detail=self._kept.detail)
@@ -87,6 +88,7 @@ class Member:
             ports=Ports(monotonic, random.SystemRandom().random),
             wall_ms=lambda: time.time_ns() // 1_000_000,
             authorize=self.authorizer.permits,
+            feature=SUPPORTED_FEATURE_LEVEL,
         )
         exchange = SnapshotExchange(
             parts.store,
@@ -114,6 +116,7 @@ class Member:
     def start(self) -> None:
         """Bind the peer port and join. Raises RaftmetaError when the port is taken."""
         self.peers_changed(self._replica.engine.configuration)
+        self._require_level(self._replica.state)
         self._runner.start()
         self._controller.start()
         if self._belongs_to_none:
@@ -217,12 +220,21 @@ class Member:
 
     def applied(self, state: State, events: Sequence[Event]) -> None:
         self.watch.publish(events, state.revision)
+        self._require_level(state)
         if any(event.kind == "rollout" for event in events):
             self._controller.notify()
 
     def replaced(self, state: State) -> None:
         self.watch.compacted(state.revision)
+        self._require_level(state)
         self._controller.notify()
+
+    def _require_level(self, state: State) -> None:
+        """A build that cannot run the cluster's level would make another state of the log."""
+        network = self._parts.network
+        if state.feature_level != self._level and isinstance(network, TlsTransport):
+            self._level = state.feature_level
+            network.require_feature(self._level)
 
     def bootstrapped(self) -> None:
         markers.consume_marker(self._parts.disk, self._parts.data_dir)

@@ -108,6 +108,13 @@ class NodeTable:
             heard = sorted(self._heard.items())
         return tuple(NodeView(status, now - at, now - at > self.limits.missing_ms) for _, (status, at) in heard)
 
+    def views_of(self, nodes: Iterable[str]) -> dict[str, NodeView]:
+        """Those of the nodes that were heard of; costs what is asked for, however many others there are."""
+        now = self._clock_ms()
+        with self._lock:
+            found = {node: self._heard[node] for node in nodes if node in self._heard}
+        return {node: NodeView(status, now - at, now - at > self.limits.missing_ms) for node, (status, at) in found.items()}
+
     def missing(self, expected: Iterable[str], leading_since_ms: int) -> frozenset[str]:
         """Those of the expected nodes that are silent for too long; empty until a new leader has listened for two intervals."""
         now = self._clock_ms()

@@ -14,6 +14,7 @@ import msgspec
 
 from raftmeta.config import ServerConfig
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL
 from raftmeta.durable import LOCK_NAME, Disk, read_file, write_file
 from raftmeta.log import marker as markers
 from raftmeta.log import recovery
@@ -172,6 +173,7 @@ def _network(config: ServerConfig, identity: Identity) -> Network:
         cluster_id=identity.cluster_id,
         member_id=config.member_id,
         listen=peer.listen,
+        feature=SUPPORTED_FEATURE_LEVEL,
         queue_bytes=limits.peer_queue_bytes,
         pending_connections=limits.pending_connections,
         handshake_s=timings.handshake_s,

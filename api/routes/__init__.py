@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.operation import Operation
-from api.routes import cluster, deployments, models, nodes, process, rollouts, versions, watch
+from api.routes import cluster, deployments, evidence, failovers, models, nodes, process, rollouts, verdicts, versions, watch
 
 OPERATIONS: tuple[Operation, ...] = (
     *models.OPERATIONS,
@@ -11,7 +11,10 @@ OPERATIONS: tuple[Operation, ...] = (
     *deployments.OPERATIONS,
     *rollouts.OPERATIONS,
     *nodes.OPERATIONS,
+    *evidence.OPERATIONS,
+    *failovers.OPERATIONS,
     *cluster.OPERATIONS,
+    *verdicts.OPERATIONS,
     *watch.OPERATIONS,
     *process.OPERATIONS,
 )

@@ -123,7 +123,7 @@ OPERATIONS = (
         what="Declare a deployment: its model, its sides and their nodes, its policy",
         handler=declare,
         answers=(Answer(200, answers.Deployment, examples.DECLARED, "The deployment as it is now"),),
-        errors=("unknown_model", "rollout_in_progress", "deployment_model_fixed"),
+        errors=("unknown_model", "rollout_in_progress", "deployment_model_fixed", "side_serves"),
         body=Body(DeploymentBody),
         example=examples.DEPLOYMENT_BODY,
     ),

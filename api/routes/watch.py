@@ -9,7 +9,7 @@ from api.stream import WatchStream
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.events import Event
 
-PATHS = {"model": "models/", "deployment": "deployments/", "rollout": "rollouts/", "verdict": "consistency/"}
+PATHS = {"model": "models/", "deployment": "deployments/", "rollout": "rollouts/", "verdict": "consistency/", "evidence": "evidence/"}
 
 
 def resource_of(event: Event) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from api.schemas import records
-from raftmeta.core.types import Phase
+from raftmeta.core.proof import Standing
+from raftmeta.core.types import Phase, SideName
 from raftmeta.log.port import LogStatus
 from raftmeta.nodes import ServingStatus, SlotStatus
 
@@ -19,7 +20,12 @@ def page_of(item: Any, name: str) -> type[msgspec.Struct]:
 
 ModelPage = page_of(records.Model, "ModelPage")
 VersionPage = page_of(records.Version, "VersionPage")
-VerdictPage = page_of(records.Verdict, "VerdictPage")
+VerdictPage = msgspec.defstruct(
+    "VerdictPage",
+    [("items", tuple[records.Verdict, ...]), ("next", str | None), ("dropped_revision", int)],  # the last: of what is no longer kept
+    frozen=True,
+    module=__name__,
+)
 
 
 # A deployment, and where its rollout stands: `phase` is idle without a running one, `target` the version that it is moving to or serves,
@@ -57,6 +63,81 @@ class RolloutStarted(msgspec.Struct, frozen=True):
 
 class Versions(msgspec.Struct, frozen=True):
     versions: tuple[records.Version, ...]
+
+
+# What a node said last, with how old that is and when, by the members' clock, its vector was compared last.
+Said = msgspec.defstruct(
+    "Said",
+    [
+        *(
+            (f.encode_name, f.type)
+            for f in msgspec.structs.fields(records.Evidence)
+            if f.name not in ("deployment", "node", "side", "zone")
+        ),
+        ("age_ms", int),
+        ("verified_at_ms", int),
+    ],
+    frozen=True,
+    module=__name__,
+)
+
+
+class NodeProof(msgspec.Struct, frozen=True):
+    node: str
+    side: SideName
+    zone: str
+    standing: Standing
+    heard_age_ms: int | None  # None when this member never heard of it
+    serves_decided: bool  # current, and these are the bytes that the deployment decided
+    knows_order: bool  # current, and the last order was obeyed
+    evidence: Said | None  # type: ignore[valid-type]
+
+
+class EvidenceReport(msgspec.Struct, frozen=True):
+    """Which bytes serve a deployment where."""
+
+    deployment: str
+    model: str
+    version: str  # that the deployment decided, "" before the first activation
+    checksum: str
+    vector_root: str
+    generation: int  # of the last order, with `order_revision`
+    order_revision: int
+    all_serve_decided: bool
+    nodes: tuple[NodeProof, ...]
+
+
+class FailedOver(msgspec.Struct, frozen=True):
+    """A fail-over was decided."""
+
+    serving_side: SideName
+    order_revision: int  # of the decision, which every agent of both sides obeys
+    overridden: tuple[str, ...]  # preconditions that did not hold, of a forced one
+    revision: int
+
+
+class FailoverReason(msgspec.Struct, frozen=True):
+    code: str
+    detail: str
+    nodes: tuple[str, ...]  # that it is about, if it is about nodes
+    yields: bool  # whether force overrides it
+
+
+class FailoverPreview(msgspec.Struct, frozen=True):
+    """What would be said to a fail-over now."""
+
+    deployment: str
+    serving_side: SideName
+    to: SideName
+    version: str
+    allowed: bool
+    allowed_with_force: bool
+    reasons: tuple[FailoverReason, ...]
+
+
+class FeatureLevel(msgspec.Struct, frozen=True):
+    feature_level: int
+    revision: int
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):

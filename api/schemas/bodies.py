@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from raftmeta.core.manifest import Manifest
-from raftmeta.core.types import DrainOverdue, SideName, Stage
+from raftmeta.core.types import DrainOverdue, SideName, Stage, VectorFrom
 from raftmeta.nodes import Digest, Name
 
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")]
@@ -92,7 +92,47 @@ class AttestBody(Sent, frozen=True):
     detail: Annotated[str, Meta(max_length=1_024)] = ""
 
 
+class EvidenceBody(Sent, frozen=True):
+    deployment: Name
+    generation: Count  # of the order that the node obeyed last
+    order_revision: Count
+    boot_id: Name
+    told_ms: Count  # of the node's monotonic clock
+    version: LabelOrNone = ""  # "" when nothing that was verified serves
+    checksum: Digest = ""
+    vector_root: Digest = ""
+    vector_from: VectorFrom = VectorFrom.MEMORY
+    derived_digest: Digest = ""
+    config_digest: Digest = ""
+    tokenizer_digest: Digest = ""
+    verified_age_ms: Count = 0  # how long before told_ms, by the same clock
+    finding: Annotated[str, Meta(pattern=r"^([a-z][a-z0-9_]{0,63})?\Z")] = ""
+
+
+class FailOverBody(Sent, frozen=True):
+    to: SideName
+    expected_serving_side: SideName | None = None  # what must serve now, left out for whichever does
+    max_verdict_age_ms: Annotated[int, Meta(ge=0, le=1 << 53)] = 300_000
+    force: bool = False  # whatever the last verdict is; overrides no other precondition
+
+
+class FeatureLevelBody(Sent, frozen=True):
+    level: Annotated[int, Meta(ge=1, le=1_000)]
+
+
+class BasisBody(Sent, frozen=True):
+    """What a verdict was computed for."""
+
+    generation: Count
+    order_revision: Count
+    version: LabelOrNone
+    started_revision: Count  # at which the check read the deployment first
+    node_count: Count  # nodes whose memory was seen
+
+
 class VerdictBody(Sent, frozen=True):
     deployment: Name
     verdict: Annotated[str, Meta(pattern=r"^(consistent|diverged|incomplete)\Z")]
     report: dict[str, Any]
+    basis: BasisBody | None = None  # left out: as the report has it
+    summary: Annotated[str, Meta(max_length=512)] = ""  # left out: made of the report

@@ -77,9 +77,23 @@ DEPLOYMENT = {
     "declared_revision": 5,
     "activated_revision": 35,
     "activated_ms": 1764451200000,
+    "serving_side": "primary",
+    "failover": None,
     "phase": "syncing",
     "target": "1.4.0",
     "waiting_for": ["gpu-a2", "gpu-b1", "gpu-b2"],
+}
+FAILOVER_PREVIEW = {
+    "deployment": "search",
+    "serving_side": "primary",
+    "to": "standby",
+    "version": "1.3.2",
+    "allowed": False,
+    "allowed_with_force": False,
+    "reasons": [
+        {"code": "rollout_running", "detail": f"rollout {ROLLOUT_ID} to '1.4.0' is syncing", "nodes": [], "yields": False},
+        {"code": "node_silent", "detail": "gpu-b2: sent no heartbeat", "nodes": ["gpu-b2"], "yields": False},
+    ],
 }
 DECLARED = {**DEPLOYMENT, "phase": "idle", "target": "1.3.2", "waiting_for": []}
 SERVED = {"version": "1.3.2", "rollout_id": "r-77aa01c2d3e4f506", "since_ms": 1764451100000, "until_ms": None}
@@ -148,12 +162,62 @@ HEARTBEAT_BODY = {
         "search": {"version": "1.3.2", "checksum": CHECKSUM, "vector_root": VECTOR_ROOT, "ready": True, "lag_ms": 84},
     },
 }
+EVIDENCE_BODY = {
+    "deployment": "search",
+    "generation": 0,
+    "order_revision": 0,
+    "boot_id": ATTEST_BODY["boot_id"],
+    "told_ms": 86400250,
+    "version": "1.4.0",
+    "checksum": CHECKSUM,
+    "vector_root": VECTOR_ROOT,
+    "vector_from": "memory",
+    "derived_digest": _STATE,
+    "config_digest": VERSION["config_digest"],
+    "tokenizer_digest": _ENTRY,
+    "verified_age_ms": 1200,
+}
+SAID = {**EVIDENCE_BODY, "finding": "", "revision": 58, "recorded_ms": 1764453960000, "age_ms": 3100, "verified_at_ms": 1764453958800}
+del SAID["deployment"]
+EVIDENCE = {
+    "deployment": "search",
+    "model": "sentence-encoder",
+    "version": "1.4.0",
+    "checksum": CHECKSUM,
+    "vector_root": VECTOR_ROOT,
+    "generation": 0,
+    "order_revision": 52,
+    "all_serve_decided": False,
+    "nodes": [
+        {
+            "node": "gpu-a1",
+            "side": "primary",
+            "zone": "zone-a",
+            "standing": "current",
+            "heard_age_ms": 412,
+            "serves_decided": True,
+            "knows_order": True,
+            "evidence": {**SAID, "order_revision": 52},
+        },
+        {
+            "node": "gpu-a2",
+            "side": "primary",
+            "zone": "zone-a",
+            "standing": "silent",
+            "heard_age_ms": None,
+            "serves_decided": False,
+            "knows_order": False,
+            "evidence": None,
+        },
+    ],
+}
 VERDICT_BODY = {
     "deployment": "search",
     "verdict": "consistent",
-    "report": {"mismatch_ratio": 0.0, "lag_ms_primary": 84, "lag_ms_standby": 91, "findings": []},
+    "report": {"mismatch_ratio": 0.0, "lag_ms_primary": 84, "lag_ms_standby": 91, "findings": [], "findings_total": 0},
+    "basis": {"generation": 0, "order_revision": 13, "version": "1.3.2", "started_revision": 25, "node_count": 4},
 }
-VERDICT = {**VERDICT_BODY, "principal": "checker", "revision": 52, "recorded_ms": 1764453900000}
+VERDICT = {**VERDICT_BODY, "summary": "0 findings", "principal": "checker", "revision": 52, "recorded_ms": 1764453900000}
 CLUSTER = {
     "member_id": "m1",
     "cluster_id": "3f9a",
@@ -172,6 +236,7 @@ CLUSTER = {
             "api_url": "https://10.0.0.1:7400",
             "role": "leader",
             "match_index": 61,
+            "feature_level": 2,
         }
     ],
     "journal_bytes": 81920,
@@ -181,7 +246,7 @@ CLUSTER = {
     "fault": "",
     "caught_up": True,
     "generation": 1,
-    "feature_level": 1,
+    "feature_level": 2,
     "state_hash": _STATE,
     "revision": 52,
 }

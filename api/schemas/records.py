@@ -63,15 +63,23 @@ class Version(msgspec.Struct, frozen=True, gc=False):
     published_ms: int
 
 
+Evidence = twin(types.Evidence)
+
+
+Basis = twin(types.Basis)
+
+
 class Verdict(msgspec.Struct, frozen=True):
-    """The last result of a consistency check."""
+    """A result of a consistency check."""
 
     deployment: str
     verdict: str
-    report: dict[str, Any]
+    report: dict[str, Any] | None  # None of one that a later verdict followed
     principal: str
     revision: int
     recorded_ms: int
+    basis: Basis | None  # type: ignore[valid-type]
+    summary: str
 
 
 def version(record: VersionRecord) -> Version:
@@ -94,6 +102,10 @@ def rollout(record: types.Rollout) -> Any:
     return msgspec.convert(record, Rollout, from_attributes=True)
 
 
+def evidence(record: types.Evidence) -> Any:
+    return msgspec.convert(record, Evidence, from_attributes=True)
+
+
 def verdict(record: types.Verdict) -> Any:
     """The report is JSON that was checked before it was proposed, and is passed on as it is."""
     return {
@@ -103,6 +115,8 @@ def verdict(record: types.Verdict) -> Any:
         "principal": record.principal,
         "revision": record.revision,
         "recorded_ms": record.recorded_ms,
+        "basis": None if record.basis is None else msgspec.convert(record.basis, Basis, from_attributes=True),
+        "summary": record.summary,
     }
 
 
@@ -112,4 +126,5 @@ RENDER: dict[str, Callable[[Any], Any]] = {
     "deployment": deployment,
     "rollout": rollout,
     "verdict": verdict,
+    "evidence": evidence,
 }

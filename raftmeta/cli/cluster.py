@@ -1,10 +1,12 @@
-"""`raftmeta cluster status`: the members as the answering one sees them. Exit code 2 without a leader."""
+"""`raftmeta cluster status`: the members as the answering one sees them; `raftmeta cluster raise-level`: after an update of all of them."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit
@@ -14,6 +16,13 @@ from raftmeta.cli.program import MemberOptions, command
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(MemberOptions):
     pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaiseOptions(MemberOptions):
+    level: Annotated[
+        int | None, typer.Argument(metavar="[LEVEL]", min=1, max=1000, help="Without it the highest that every member can run.")
+    ] = None
 
 
 def _status(options: ClusterOptions) -> int:
@@ -33,7 +42,7 @@ def _status(options: ClusterOptions) -> int:
         output.print_json(dict(seen))
     else:
         out = output.console()
-        columns = ("MEMBER", "ZONE", "ROLE", "MATCH INDEX", "PEERS AT", "API")
+        columns = ("MEMBER", "ZONE", "ROLE", "MATCH INDEX", "CAN RUN LEVEL", "PEERS AT", "API")
         out.print(output.table(columns, [_row(item) for item in seen["members"]]))
         out.print()
         for line in summary(seen):
@@ -43,7 +52,8 @@ def _status(options: ClusterOptions) -> int:
 
 def _row(item: dict[str, Any]) -> tuple[object, ...]:
     match = item["match_index"]
-    return (item["id"], item["zone"], item["role"], match if match >= 0 else "", item["peer_address"], item["api_url"])
+    level = item.get("feature_level") or ""
+    return (item["id"], item["zone"], item["role"], match if match >= 0 else "", level, item["peer_address"], item["api_url"])
 
 
 def summary(seen: dict[str, Any]) -> list[str]:
@@ -62,4 +72,32 @@ def summary(seen: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _raise_level(options: RaiseOptions) -> int:
+    """Let the members write what a newer build brought, once every one of them runs it. This cannot be taken back.
+
+    Refused while a member runs a build that does not know the level, or is away: it may come back with the build that it had.
+    """
+
+    async def work() -> tuple[int, dict[str, Any]]:
+        async with options.connect() as client:
+            seen = await client.cluster()
+            before = int(seen["feature_level"])
+            known = [int(item.get("feature_level", 0)) for item in seen["members"]]  # 0: away, which the member refuses by name
+            wanted = options.level or max(before, min((level for level in known if level), default=before))
+            reply: dict[str, Any] = {"feature_level": before, "revision": seen.revision}
+            for level in range(before + 1, wanted + 1) if wanted > before else (wanted,):
+                reply = dict(await client.raise_feature_level(level))
+            return before, reply
+
+    before, reply = asyncio.run(work())
+    if options.json:
+        output.print_json({"before": before, **reply})
+    else:
+        now = reply["feature_level"]
+        what = f"is at feature level {now} already" if now == before else f"rose from feature level {before} to {now}"
+        output.console().print(f"the cluster {what}", markup=False)
+    return Exit.OK
+
+
 status = command("cluster status", ClusterOptions, _status)
+raise_level = command("cluster raise-level", RaiseOptions, _raise_level)

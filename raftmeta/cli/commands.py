@@ -126,6 +126,12 @@ COMMANDS: dict[str, CommandInfo] = {
         "raftmeta abort search",
         CHANGE,
     ),
+    "failover": CommandInfo(
+        "raftmeta.cli.failover:main",
+        "Let the other side of a deployment take its requests, or show what speaks against it",
+        "raftmeta failover search --to standby --dry-run",
+        CHANGE,
+    ),
     "status": CommandInfo(
         "raftmeta.cli.status:status",
         "Show which version serves where, and what is on its way",
@@ -162,11 +168,23 @@ COMMANDS: dict[str, CommandInfo] = {
         "raftmeta vector ./minilm-v2 --threads 2",
         LOOK,
     ),
+    "evidence": CommandInfo(
+        "raftmeta.cli.evidence:main",
+        "Show which bytes serve where now, by what the nodes found in their memory",
+        "raftmeta evidence search",
+        LOOK,
+    ),
     "cluster status": CommandInfo(
         "raftmeta.cli.cluster:status",
         "Show members, leader and how far each has come",
         "raftmeta cluster status",
         LOOK,
+    ),
+    "cluster raise-level": CommandInfo(
+        "raftmeta.cli.cluster:raise_level",
+        "After an update of every member, let them write what the newer build brought",
+        "raftmeta cluster raise-level",
+        RUN,
     ),
 }
 

@@ -83,10 +83,20 @@ def _print_status(seen: dict[str, Any]) -> None:
                 [(name, deployment["model"], deployment["version"], deployment["previous"], checked)],
             )
         )
+        if deployment.get("failover"):
+            out.print("  " + failover_text(deployment), markup=False)
         _print_rollout(out, seen["rollouts"].get(name))
         out.print(output.table(("  SIDE", "ZONE", "NODE", "SERVES", "READY", "HEARD"), side_rows(deployment, nodes)))
         out.print()
     out.print(f"revision {seen['revision']}, generation {seen['generation']}", style="dim", markup=False)
+
+
+def failover_text(deployment: dict[str, Any]) -> str:
+    """Which side takes requests, since when and on whose word."""
+    decided = deployment["failover"]
+    forced = f", forced over {', '.join(decided['overridden']) or 'nothing'}" if decided["forced"] else ""
+    who = f"{output.printable(decided['principal'])} at {output.clock(decided['decided_ms'])}"
+    return f"the {deployment['serving_side']} side takes requests, decided by {who}{forced}"
 
 
 def _print_rollout(out: Any, rollout: dict[str, Any] | None) -> None:

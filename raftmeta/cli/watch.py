@@ -18,7 +18,7 @@ from raftmeta.cli.program import MemberOptions, command
 if TYPE_CHECKING:  # httpx costs 100 ms that `--help` must not pay
     from raftmeta.client import Change, ChangeEvent
 
-RESOURCES = ("models", "versions", "deployments", "rollouts", "verdicts")
+RESOURCES = ("models", "versions", "deployments", "rollouts", "verdicts", "evidence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +85,10 @@ def describe(revision: int, event: ChangeEvent) -> str:
     details = {
         "model": ("last_number", "version_count"),
         "version": ("number", "checksum"),
-        "deployment": ("version", "previous", "rollout_id"),
+        "deployment": ("version", "previous", "rollout_id", *(("serving_side",) if value.get("failover") else ())),
         "rollout": ("deployment", "to_version", "phase", "status"),
         "verdict": ("verdict",),
+        "evidence": ("version", "checksum", "vector_from", "finding", "boot_id"),
     }.get(event.kind, ())
     shown = " ".join(f"{name}={value[name]}" for name in details if value.get(name) not in (None, ""))
     return f"{revision:>8}  {event.kind:<10} {event.key}  {'deleted' if event.op == 'delete' else shown}".rstrip()

@@ -109,6 +109,17 @@ class Client:
     async def rollback(self, deployment: str, expected_version: str | None = None, *, key: str = "") -> Reply:
         return await self._post(_path("deployments", deployment, "rollback"), _expected(expected_version), key)
 
+    async def preview_failover(
+        self, deployment: str, to: str = "", max_verdict_age_ms: int | None = None, read: Read = LINEARIZABLE
+    ) -> Reply:
+        """What speaks against it now: `allowed`, `allowed_with_force`, `reasons`. `to` "": the side that does not serve."""
+        params = ({"to": to} if to else {}) | ({} if max_verdict_age_ms is None else {"max_verdict_age_ms": str(max_verdict_age_ms)})
+        return await self._get(_path("deployments", deployment, "failover"), read, params)
+
+    async def fail_over(self, deployment: str, body: Mapping[str, Any], *, key: str = "") -> Reply:
+        """`body`: to, expected_serving_side, max_verdict_age_ms, force; all but the first optional. `failover_refused` has `reasons`."""
+        return await self._post(_path("deployments", deployment, "failover"), body, key)
+
     async def get_rollout(self, rollout_id: str, read: Read = LINEARIZABLE, timeout_s: float | None = None) -> Reply:
         """`timeout_s` bounds this call: who follows a rollout waits longer for members that are away than others do."""
         return await self._get(_path("rollouts", rollout_id), read, timeout_s=timeout_s)
@@ -125,17 +136,40 @@ class Client:
     async def attest(self, node: str, attestation: Mapping[str, Any], *, key: str = "") -> Reply:
         return await self._post(_path("nodes", node, "attestations"), attestation, key)
 
+    async def record_evidence(self, node: str, evidence: Mapping[str, Any], *, key: str = "") -> Reply:
+        """Which bytes the node serves with for a deployment now."""
+        return await self._post(_path("nodes", node, "evidence"), evidence, key)
+
+    async def evidence(self, deployment: str, read: Read = LINEARIZABLE) -> Reply:
+        """Which bytes serve where: `nodes`, each with its standing and what it said last."""
+        return await self._get(_path("deployments", deployment, "evidence"), read)
+
     async def nodes(self, read: Read = LINEARIZABLE) -> Reply:
         return await self._get(_path("nodes"), read)
 
     async def cluster(self, read: Read = LINEARIZABLE) -> Reply:
         return await self._get(_path("cluster"), read)
 
+    async def raise_feature_level(self, level: int, *, key: str = "") -> Reply:
+        """To the next one only, and never back. `feature_level_unsupported` names the members that cannot run it."""
+        return await self._post(_path("cluster", "feature-level"), {"level": level}, key)
+
     async def consistency(self, read: Read = LINEARIZABLE) -> Reply:
+        """The last verdict of each deployment."""
         return await self._get(_path("consistency"), read)
 
-    async def record_verdict(self, deployment: str, verdict: str, report: Mapping[str, Any], *, key: str = "") -> Reply:
-        body = {"deployment": deployment, "verdict": verdict, "report": report}
+    async def verdicts(self, since: int, deployment: str = "", page: Page = FIRST_PAGE, read: Read = LINEARIZABLE) -> Reply:
+        """Those recorded after a revision, in order; `dropped_revision` tells when older ones among them are not kept any more."""
+        params = {"since": str(since)} | ({"deployment": deployment} if deployment else {})
+        return await self._get(_path("consistency"), read, params | dict(page.params()))
+
+    async def record_verdict(
+        self, deployment: str, verdict: str, report: Mapping[str, Any], *, basis: Mapping[str, Any] | None = None, key: str = ""
+    ) -> Reply:
+        """`basis`: what it was computed for, where the report does not have it. `verdict_outdated` once the deployment moved on from it."""
+        body: dict[str, Any] = {"deployment": deployment, "verdict": verdict, "report": report}
+        if basis is not None:
+            body["basis"] = basis
         return await self._post(_path("consistency"), body, key)
 
     def watch(

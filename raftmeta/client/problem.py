@@ -40,12 +40,16 @@ def to_error(status: int, body: bytes) -> RaftmetaError:
         text = body[:200].decode("utf-8", "replace").strip()
         return RaftmetaError(_code_of_status(status), f"status {status} without a problem body: {text!r}")
     code, detail = str(problem.get("code", "")), str(problem.get("detail", ""))[:MAX_DETAIL]
-    params = {key: value for key, value in problem.items() if key not in _RESERVED and isinstance(value, str | int) and key.isidentifier()}
+    params = {key: value for key, value in problem.items() if key not in _RESERVED and _is_simple(value) and key.isidentifier()}
     if code in CODES:
         return RaftmetaError(code, detail, **params)
     nearest = _BY_CLASS.get(str(problem.get("class", "")), _code_of_status(status))
     params["server_code"] = code[:64]
     return RaftmetaError(nearest, f"the server answered {code[:64]!r}, which this build does not know: {detail}", **params)
+
+
+def _is_simple(value: object) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
 
 
 def _code_of_status(status: int) -> str:

@@ -58,7 +58,7 @@ FIRST_PAGE = Page()
 
 
 class ChangeEvent(NamedTuple):
-    kind: str  # model | version | deployment | rollout | verdict
+    kind: str  # model | version | deployment | rollout | verdict | evidence
     key: str
     op: str  # put | delete
     value: dict[str, Any] | None  # the record after, None for a delete

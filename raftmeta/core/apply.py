@@ -19,9 +19,11 @@ from raftmeta.core.events import Event
 from raftmeta.core.handlers.attestations import attest
 from raftmeta.core.handlers.checks import Refusal
 from raftmeta.core.handlers.deployments import declare_deployment
+from raftmeta.core.handlers.evidence import record_evidence
+from raftmeta.core.handlers.failovers import fail_over
 from raftmeta.core.handlers.feature_level import raise_feature_level
 from raftmeta.core.handlers.rollouts import abort_rollout, activate, advance_rollout, roll_back
-from raftmeta.core.handlers.verdicts import record_verdict
+from raftmeta.core.handlers.verdicts import record_check, record_verdict
 from raftmeta.core.handlers.versions import delete_version, publish, publish_batch
 from raftmeta.core.state import MAX_INT, State, decode_outcome, encode_record
 from raftmeta.core.types import Outcome, OutcomeRecord
@@ -53,6 +55,9 @@ HANDLERS: dict[type, Handler] = {
     c.AbortRollout: Handler(abort_rollout, 1, False),
     c.RecordVerdict: Handler(record_verdict, 1, False),
     c.RaiseFeatureLevel: Handler(raise_feature_level, 1, False),
+    c.RecordEvidence: Handler(record_evidence, 2, False),
+    c.RecordCheck: Handler(record_check, 2, False),
+    c.FailOver: Handler(fail_over, 2, False),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from raftmeta.core.canonical import with_first_policy
-from raftmeta.core.types import Phase, Policy, Record, Side, SideName, Stage, StageCounters, VersionSummary
+from raftmeta.core.types import Basis, Phase, Policy, Record, Side, SideName, Stage, StageCounters, VectorFrom, VersionSummary
 
 SCHEMA = 1  # schema number of the envelopes this build writes
 
@@ -97,6 +97,46 @@ class RaiseFeatureLevel(Record, frozen=True, tag=11):
     level: int
 
 
+class RecordEvidence(Record, frozen=True, tag=12):
+    """A node's: which bytes it serves with now. What it said before of the deployment is replaced."""
+
+    deployment: str
+    node: str
+    generation: int  # of the order that it obeyed last
+    order_revision: int
+    version: str  # "" when nothing that was verified serves
+    checksum: str
+    vector_root: str
+    vector_from: VectorFrom
+    derived_digest: str
+    config_digest: str
+    tokenizer_digest: str
+    boot_id: str
+    told_ms: int
+    verified_age_ms: int
+    finding: str
+
+
+class RecordCheck(Record, frozen=True, tag=13):
+    """A checker's verdict, and what it was computed for. Refused once the deployment has moved on from that."""
+
+    deployment: str
+    verdict: str
+    summary: str
+    report: bytes
+    basis: Basis
+
+
+class FailOver(Record, frozen=True, tag=14):
+    """The other side takes requests from here on. All preconditions are judged, and a refusal lists those that do not hold."""
+
+    deployment: str
+    to: SideName
+    expected_serving_side: SideName | None  # None: whichever serves
+    max_verdict_age_ms: int
+    force: bool  # whatever the last verdict is; overrides no other precondition
+
+
 Body = (
     Publish
     | PublishBatch
@@ -109,6 +149,9 @@ Body = (
     | AbortRollout
     | RecordVerdict
     | RaiseFeatureLevel
+    | RecordEvidence
+    | RecordCheck
+    | FailOver
 )
 
 

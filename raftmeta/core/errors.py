@@ -70,6 +70,11 @@ CODES: dict[str, CodeInfo] = {
     "deployment_model_fixed": CodeInfo(_R, 409, "A deployment keeps its model while it serves a version"),
     "attestation_mismatch": CodeInfo(_R, 409, "The attested bytes are not the published ones"),
     "stale_attestation": CodeInfo(_R, 409, "The node attested a later stage already"),
+    "stale_evidence": CodeInfo(_R, 409, "The node said something later already"),
+    "verdict_outdated": CodeInfo(_R, 409, "The deployment moved on since the check began"),
+    "nodes_not_covered": CodeInfo(_R, 409, "A consistent verdict speaks of every node"),
+    "failover_refused": CodeInfo(_R, 409, "Preconditions of the fail-over do not hold"),
+    "side_serves": CodeInfo(_R, 409, "The side that serves cannot be taken away"),
     "compacted": CodeInfo(_R, 410, "The position is older than the retained events"),
     "directory_refused": CodeInfo(_R, 409, "The data directory is another process's, user's or member's"),
     "feature_level_unsupported": CodeInfo(_R, 409, "The feature level cannot be lowered or skipped"),
@@ -99,7 +104,7 @@ CODES: dict[str, CodeInfo] = {
 class RaftmetaError(Exception):
     """An error with a stable code. `detail` says which thing, what was expected and what was found."""
 
-    def __init__(self, code: str, detail: str, **params: str | int) -> None:
+    def __init__(self, code: str, detail: str, **params: str | int | list[str]) -> None:
         assert code in CODES, code
         super().__init__(f"{code}: {detail}")
         self.code = code

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from raftmeta.core.types import Deployment, ModelRecord, Rollout, Verdict, VersionRecord
+from raftmeta.core.types import Deployment, Evidence, ModelRecord, Rollout, Verdict, VerdictHistory, VersionRecord
 
-Value = ModelRecord | VersionRecord | Deployment | Rollout | Verdict
+Value = ModelRecord | VersionRecord | Deployment | Rollout | Verdict | Evidence | VerdictHistory  # the last one has no events
 
-KINDS = ("model", "version", "deployment", "rollout", "verdict")
+KINDS = ("model", "version", "deployment", "rollout", "verdict", "evidence")
 PUT = "put"
 DELETE = "delete"
 

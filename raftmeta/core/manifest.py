@@ -141,6 +141,15 @@ def config_digest(manifest: Manifest) -> str:
     return sha.hexdigest()
 
 
+def tokenizer_digest(manifest: Manifest) -> str:
+    """SHA-256 over the files that make the tokenizer, lengths first; "" when there are none."""
+    files = [file for file in manifest.files if file.role == "tokenizer"]
+    sha = hashlib.sha256(b"raftmeta tokenizer 1\0")
+    for file in files:
+        sha.update(_framed(file.name, file.sha256))
+    return sha.hexdigest() if files else ""
+
+
 def checksum(config: str, weights: str) -> str:
     """Checksum of a version: SHA-256(config digest || weights digest), both as 32 bytes."""
     return hashlib.sha256(bytes.fromhex(config) + bytes.fromhex(weights)).hexdigest()

@@ -7,9 +7,12 @@ of the resource.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from enum import Enum
+from heapq import merge
 from itertools import islice
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -114,11 +117,43 @@ def rollouts_page(state: State, deployment: str, limit: int, after: str | None =
     return _page([resource(state.rollouts[rollout_id]) for rollout_id in ids[:limit]], ids, limit)
 
 
-def verdicts_page(state: State, limit: int, after: str | None = None) -> Page:
-    """The last verdict of every deployment that has one, by name of the deployment."""
-    found = (name for name in state.deployment_names.after(after) if name in state.verdicts)
+def verdicts_page(state: State, limit: int, after: str | None = None, deployment: str | None = None) -> Page:
+    """The last verdict of every deployment that has one, or of this one, by name of the deployment."""
+    if deployment is not None:
+        find_deployment(state, deployment)
+        found = iter((deployment,) if deployment in state.verdicts and (after is None or deployment > after) else ())
+    else:
+        found = (name for name in state.deployment_names.after(after) if name in state.verdicts)
     names = list(islice(found, _limit(limit) + 1))
     return _page([resource(state.verdicts[name]) for name in names[:limit]], names, limit)
+
+
+class VerdictsPage(NamedTuple):
+    page: Page
+    dropped_revision: int  # of the newest among those asked for that is not kept any more, 0 when all are
+
+
+def verdicts_since(state: State, since: int, limit: int, after: str | None = None, deployment: str | None = None) -> VerdictsPage:
+    """Verdicts recorded after revision `since` that are kept, by revision; the cursor is a revision. Only a last one has its report."""
+    if deployment is not None:
+        find_deployment(state, deployment)
+    names = [name for name in ((deployment,) if deployment is not None else state.deployment_names) if name in state.verdicts]
+    start = since if after is None else max(since, _number(after))
+    kept = merge(*(_verdicts_after(state, name, start) for name in names), key=itemgetter("revision"))
+    items = list(islice(kept, _limit(limit) + 1))
+    dropped = max((state.past_verdicts[name].dropped_revision for name in names if name in state.past_verdicts), default=0)
+    page = _page(items[:limit], [str(item["revision"]) for item in items], limit)
+    return VerdictsPage(page, dropped if dropped > since else 0)
+
+
+def _verdicts_after(state: State, name: str, revision: int) -> Iterator[Resource]:
+    past = state.past_verdicts.get(name)
+    if past is not None:
+        for item in past.items[bisect_right(past.items, revision, key=attrgetter("revision")) :]:
+            yield {"deployment": name, **_json_value(item), "report": None}
+    last = state.verdicts[name]
+    if last.revision > revision:
+        yield resource(last)
 
 
 def deployment_resource(state: State, deployment: Deployment) -> Resource:
@@ -206,5 +241,5 @@ def _limit(limit: int) -> int:
 
 def _number(cursor: str) -> int:
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) <= 19):
-        raise RaftmetaError("bad_field", f"the cursor {cursor[:40]!r} is no version number")
+        raise RaftmetaError("bad_field", f"the cursor {cursor[:40]!r} is no number")
     return int(cursor)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from raftmeta.core.commands import AbortRollout, AdvanceRollout, Body
 from raftmeta.core.state import State
-from raftmeta.core.types import Attestation, Deployment, Phase, Policy, Rollout, RolloutStatus, SideName, Stage
+from raftmeta.core.types import Attestation, Deployment, Phase, Policy, Rollout, RolloutStatus, Side, SideName, Stage
 
 
 class Effect(StrEnum):
@@ -78,6 +78,23 @@ def sides(deployment: Deployment) -> dict[str, SideName]:
     if deployment.standby is not None:
         nodes.update(dict.fromkeys(deployment.standby.nodes, SideName.STANDBY))
     return nodes
+
+
+def side_called(deployment: Deployment, name: SideName) -> Side:
+    """The side of this name, which must be there."""
+    found = deployment.primary if name is SideName.PRIMARY else deployment.standby
+    assert found is not None, (deployment.name, name)
+    return found
+
+
+def side_of_node(deployment: Deployment, node: str) -> SideName | None:
+    """The side that a node belongs to; cheaper than `sides` for one of many nodes."""
+    for name, side in ((SideName.PRIMARY, deployment.primary), (SideName.STANDBY, deployment.standby)):
+        if side is not None:
+            place = bisect_left(side.nodes, node)
+            if side.nodes[place : place + 1] == (node,):
+                return name
+    return None
 
 
 def waiting_for(rollout: Rollout, deployment: Deployment) -> list[str]:

@@ -15,13 +15,24 @@ from struct import Struct
 import msgspec
 from rpds import HashTrieMap
 
-from raftmeta.core.canonical import with_first_policy
+from raftmeta.core.canonical import CANONICAL
 from raftmeta.core.outcomes import Outcomes
 from raftmeta.core.sequences import SortedKeys
-from raftmeta.core.types import Deployment, Limits, ModelRecord, OutcomeRecord, Record, Rollout, Verdict, VersionRecord
+from raftmeta.core.types import (
+    Deployment,
+    Evidence,
+    Limits,
+    ModelRecord,
+    OutcomeRecord,
+    Record,
+    Rollout,
+    Verdict,
+    VerdictHistory,
+    VersionRecord,
+)
 
 HASH_SCHEMA = 1
-SUPPORTED_FEATURE_LEVEL = 1  # highest level this build knows
+SUPPORTED_FEATURE_LEVEL = 2  # highest level this build knows
 MODULUS_MASK = (1 << 256) - 1
 MAX_INT = (1 << 63) - 1  # every integer of the state lies in 0..MAX_INT
 
@@ -31,7 +42,7 @@ VersionItem = tuple[int, str, bytes]  # number, label, packed manifest
 NO_VERSIONS: SortedKeys[VersionItem] = SortedKeys()
 
 _DOMAIN = f"raftmeta state {HASH_SCHEMA}\0".encode()
-MODEL, VERSION, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, SCALARS = (_DOMAIN + bytes((kind,)) for kind in b"mvdrcos")
+MODEL, VERSION, DEPLOYMENT, ROLLOUT, VERDICT, OUTCOME, SCALARS, EVIDENCE, PAST = (_DOMAIN + bytes((kind,)) for kind in b"mvdrcosep")
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 decode_outcome = msgspec.msgpack.Decoder(OutcomeRecord).decode
@@ -84,6 +95,8 @@ class State(msgspec.Struct, frozen=True, eq=False):
     deployments: HashTrieMap[str, Deployment]  # by name
     rollouts: HashTrieMap[str, Rollout]  # by id
     verdicts: HashTrieMap[str, Verdict]  # by deployment
+    past_verdicts: HashTrieMap[str, VerdictHistory]  # by deployment, of those that had more than one
+    evidence: HashTrieMap[str, Evidence]  # by "deployment/node"
     outcomes: Outcomes  # encoded OutcomeRecord by idempotency key
     model_names: SortedKeys[str]
     deployment_names: SortedKeys[str]
@@ -108,6 +121,8 @@ class State(msgspec.Struct, frozen=True, eq=False):
             deployments=HashTrieMap(),
             rollouts=HashTrieMap(),
             verdicts=HashTrieMap(),
+            past_verdicts=HashTrieMap(),
+            evidence=HashTrieMap(),
             outcomes=Outcomes.of(),
             model_names=SortedKeys(),
             deployment_names=SortedKeys(),
@@ -190,11 +205,16 @@ class Manifests(Mapping[str, bytes]):
 
 def encode_record(record: Record) -> bytes:
     """Canonical bytes of a record."""
-    return _encode(with_first_policy(record) if type(record) is Deployment else record)
+    stands_for = CANONICAL.get(type(record))
+    return _encode(record if stands_for is None else stands_for(record))
 
 
 def version_key(model: str, label: str) -> str:
     return f"{model}/{label}"
+
+
+def evidence_key(deployment: str, node: str) -> str:
+    return f"{deployment}/{node}"
 
 
 def leaf(kind: bytes, key: str, record: bytes) -> int:

@@ -58,7 +58,7 @@ class Table(Generic[R]):
         self.ledger = ledger
         self.base = base
         self.kind = kind  # prefix in the hash
-        self.event = event
+        self.event = event  # kind of its events, "" for none
         self.count = len(base)
         self.changed: dict[str, Entry[R]] = {}
         self.original: dict[str, Entry[R]] = {}  # what the state held of a changed key
@@ -105,7 +105,8 @@ class Table(Generic[R]):
         ledger.undo_log.append((self, key, changed))
         before = changed or self._original(key)
         ledger.size_bytes += entry.size_bytes - before.size_bytes
-        ledger.events.append(Event(ledger.revision, self.event, key, op, entry.value))
+        if self.event:
+            ledger.events.append(Event(ledger.revision, self.event, key, op, entry.value))
         self.count += (before.value is None) - (entry.value is None)
         self.changed[key] = entry
 

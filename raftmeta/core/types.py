@@ -109,6 +109,18 @@ class Policy(Record, frozen=True):
     drain_overdue: DrainOverdue = DrainOverdue.WAIT
 
 
+class Failover(Record, frozen=True):
+    """The last decision which side takes requests, and what it rested on."""
+
+    to: SideName
+    principal: str
+    forced: bool
+    overridden: tuple[str, ...]  # codes of the preconditions that did not hold, of a forced one
+    verdict_revision: int  # of the verdict that stood then, 0 when there was none
+    revision: int
+    decided_ms: int
+
+
 class Deployment(Record, frozen=True):
     name: str
     model: str
@@ -118,10 +130,12 @@ class Deployment(Record, frozen=True):
     version: str  # label that serves, "" before the first activation
     previous: str  # label that undo returns to, "" if none
     rollout_id: str  # the running or last rollout, "" if none
-    order_revision: int  # revision of the last committed switch order; with the generation the agents' fence
+    order_revision: int  # revision of the last committed order, a switch or a fail-over; with the generation the agents' fence
     declared_revision: int
-    activated_revision: int  # revision at which `version` became active everywhere
+    activated_revision: int  # revision at which `version` became active everywhere, or that of a fail-over since: no switch is pending
     activated_ms: int
+    serving_side: SideName = SideName.PRIMARY  # that takes requests
+    failover: Failover | None = None  # None: there was none yet, and both sides answer whoever asks them
 
 
 class StageCounters(Record, frozen=True):
@@ -182,6 +196,16 @@ class Rollout(Record, frozen=True):
     switched_ms: int = 0
 
 
+class Basis(Record, frozen=True):
+    """What a verdict was computed for. Recorded only while the deployment had not moved on from it."""
+
+    generation: int
+    order_revision: int
+    version: str
+    started_revision: int  # at which the check read the deployment first
+    node_count: int  # nodes whose memory was seen
+
+
 class Verdict(Record, frozen=True):
     """The last result of a consistency check, as its checker reported it."""
 
@@ -189,6 +213,58 @@ class Verdict(Record, frozen=True):
     verdict: str  # consistent | diverged | incomplete
     report: bytes  # JSON, <= 64 KiB
     principal: str
+    revision: int
+    recorded_ms: int
+    basis: Basis | None = None  # None: of a checker that did not say it, below feature level 2
+    summary: str = ""  # a line of the report, for when that is no longer kept
+
+
+class PastVerdict(Record, frozen=True):
+    """A verdict that a later one followed, without its report."""
+
+    verdict: str
+    summary: str
+    basis: Basis | None
+    principal: str
+    revision: int
+    recorded_ms: int
+
+
+class VerdictHistory(Record, frozen=True):
+    """The verdicts of a deployment before its last one."""
+
+    deployment: str
+    dropped_revision: int  # of the newest that is not kept any more, 0 while all are
+    items: tuple[PastVerdict, ...]  # the oldest first
+
+
+class VectorFrom(StrEnum):
+    """Where the vector of what serves comes from."""
+
+    MEMORY = "memory"  # computed by the node from the memory that serves
+    SERVER = "server"  # attested by a server whose memory nobody else can read
+
+
+class Evidence(Record, frozen=True):
+    """What a node said last of the bytes that it serves with for one deployment, by what it found itself."""
+
+    deployment: str
+    node: str
+    side: SideName
+    zone: str
+    generation: int  # of the order that it obeyed last, with `order_revision`
+    order_revision: int
+    version: str  # "" when nothing that was verified serves; the digests are "" then
+    checksum: str
+    vector_root: str  # of the memory that serves, as `vector_from` says
+    vector_from: VectorFrom
+    derived_digest: str  # SHA-256 over the tensors that modules hold outside the slot, "" when there are none
+    config_digest: str  # of the version's files beside the weights
+    tokenizer_digest: str  # of those among them that make a tokenizer, "" when there are none
+    boot_id: str
+    told_ms: int  # the node's monotonic clock when it said so; orders what it says within a boot
+    verified_age_ms: int  # how long before that its vector was compared last, by the same clock
+    finding: str  # class of what the last comparison found wrong, "" when nothing was
     revision: int
     recorded_ms: int
 

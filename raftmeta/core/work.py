@@ -14,20 +14,22 @@ from hashlib import sha256
 from raftmeta.core.catalog import Catalog
 from raftmeta.core.outcomes import Draft
 from raftmeta.core.sequences import SortedKeys
-from raftmeta.core.state import DEPLOYMENT, MODULUS_MASK, OUTCOME, ROLLOUT, VERDICT, State, leaf, lengths
+from raftmeta.core.state import DEPLOYMENT, EVIDENCE, MODULUS_MASK, OUTCOME, PAST, ROLLOUT, VERDICT, State, leaf, lengths
 from raftmeta.core.tables import Histories, Ledger, Table
-from raftmeta.core.types import Deployment, Rollout, Verdict
+from raftmeta.core.types import Deployment, Evidence, Rollout, Verdict, VerdictHistory
 
 
 class Serving:
     """The tables of what serves where."""
 
-    __slots__ = ("deployments", "history", "rollouts", "verdicts")
+    __slots__ = ("deployments", "evidence", "history", "past_verdicts", "rollouts", "verdicts")
 
     def __init__(self, ledger: Ledger, base: State) -> None:
         self.deployments: Table[Deployment] = Table(ledger, base.deployments, DEPLOYMENT, "deployment")
         self.rollouts: Table[Rollout] = Table(ledger, base.rollouts, ROLLOUT, "rollout")
         self.verdicts: Table[Verdict] = Table(ledger, base.verdicts, VERDICT, "verdict")
+        self.past_verdicts: Table[VerdictHistory] = Table(ledger, base.past_verdicts, PAST, "")
+        self.evidence: Table[Evidence] = Table(ledger, base.evidence, EVIDENCE, "evidence")
         self.history = Histories(ledger, base.history)
 
     def deployment_names(self, base: State) -> SortedKeys[str]:
@@ -80,6 +82,14 @@ class Work:
         return self.serving.verdicts
 
     @property
+    def past_verdicts(self) -> Table[VerdictHistory]:
+        return self.serving.past_verdicts
+
+    @property
+    def evidence(self) -> Table[Evidence]:
+        return self.serving.evidence
+
+    @property
     def history(self) -> Histories:
         return self.serving.history
 
@@ -123,6 +133,8 @@ class Work:
             deployments=serving.deployments.finish() if serving else base.deployments,
             rollouts=serving.rollouts.finish() if serving else base.rollouts,
             verdicts=serving.verdicts.finish() if serving else base.verdicts,
+            past_verdicts=serving.past_verdicts.finish() if serving else base.past_verdicts,
+            evidence=serving.evidence.finish() if serving else base.evidence,
             history=serving.history.finish() if serving else base.history,
             deployment_names=serving.deployment_names(base) if serving else base.deployment_names,
             revision=ledger.revision,

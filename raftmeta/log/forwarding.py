@@ -1,8 +1,8 @@
 """Commands that a follower hands to its leader, and what the leader answers. Both sides of it, since any member may be either.
 
-The leader judges each command itself, as if the follower were a client: it decodes it and asks for its authorization again. Answers are
-collected and leave with `flush`, which the replica calls after its sync; what was sent to a leader waits for them in `Proposals`. Belongs
-to the replica's thread.
+The leader judges each command itself, as if the follower were a client: it decodes it, and asks for its authorization and for the feature
+level that it needs again. Answers are collected and leave with `flush`, which the replica calls after its sync; what was sent to a leader
+waits for them in `Proposals`. Belongs to the replica's thread.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from raftmeta.core.commands import Body
 from raftmeta.core.errors import CODES
 from raftmeta.core.types import Outcome
 from raftmeta.log.engine import Engine
+from raftmeta.log.levels import Levels
 from raftmeta.log.messages import Forward, ForwardReply, Proposal, ProposalReply, bounded_depth
 from raftmeta.log.proposals import MAX_QUEUED, Proposals, Result, Sink, decode_body, encode_body
 from raftmeta.log.setup import LEADER
@@ -33,6 +34,7 @@ class Owner(Protocol):
 
     engine: Engine
     proposals: Proposals
+    levels: Levels
 
     def propose(self, proposal: Proposal, timeout_s: float, sink: Sink) -> None: ...
     def send(self, peer: str, message: Forward | ForwardReply) -> None: ...
@@ -73,12 +75,14 @@ class Forwarding:
             except msgspec.MsgspecError:
                 sink(Result("bad_request"))
                 continue
-            if self._authorize(proposal.principal, body):
+            if not self._authorize(proposal.principal, body):
+                sink(Result("forbidden"))
+            elif (refusal := self._owner.levels.refusal(body)) is not None:
+                sink(Result("ok", refusal))
+            else:
                 # Encoded again: what this build did not read of it must not reach the log, where replicas would judge it differently.
                 understood = msgspec.structs.replace(proposal, body=encode_body(body))
                 self._owner.propose(understood, self._timeout_s, sink)
-            else:
-                sink(Result("forbidden"))
 
     def flush(self) -> None:
         """Send the answers that came together, in as few messages to each peer as frames allow."""

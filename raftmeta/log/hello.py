@@ -67,6 +67,7 @@ class Refusal(StrEnum):
     WRONG_MEMBER = "wrong_member"
     SELF_CONNECTION = "self_connection"
     UNKNOWN_MEMBER = "unknown_member"
+    FEATURE_TOO_LOW = "feature_too_low"
     REPLAYED = "replayed"
     STALE_INCARNATION = "stale_incarnation"
     DUPLICATE = "duplicate"  # the other connection of the pair lives; not a fault
@@ -117,6 +118,7 @@ class Expectation(msgspec.Struct, frozen=True):
     local_id: str
     peers: frozenset[str]
     dialled: str | None  # the peer that was dialled, None for an accepted connection
+    feature: int = 0  # level of the cluster: what a build must be able to run, or it would make another state of the log
 
 
 def check_identity(identity: Identity, expected: Expectation) -> None:
@@ -143,6 +145,9 @@ def check_hello(hello: Hello, certified: Identity | None, expected: Expectation)
     if certified is not None and claimed != certified:
         found = hello.member_id[:128]
         raise Refused(Refusal.WRONG_MEMBER, f"the certificate names member {certified.member_id!r}, the hello {found!r}")
+    if hello.feature < expected.feature:
+        detail = f"member {hello.member_id!r} runs a build up to feature level {hello.feature}, the cluster is at {expected.feature}"
+        raise Refused(Refusal.FEATURE_TOO_LOW, detail)
 
 
 class Link(msgspec.Struct, frozen=True):

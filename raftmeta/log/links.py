@@ -32,6 +32,7 @@ class Links:
         self._notices = board.notices
         self._resolver = Resolver(ports.resolve, wake)
         self._dials = 0
+        self.required_feature = 0
 
     def set_peers(self, peers: Mapping[str, str]) -> None:
         """Keep exactly these; an address that cannot be used is reported and not dialled."""
@@ -62,7 +63,7 @@ class Links:
 
     def expectation(self, connection: Connection) -> Expectation:
         own = self._settings
-        return Expectation(own.cluster_id, own.member_id, frozenset(self._board.peers), connection.origin.dialled)
+        return Expectation(own.cluster_id, own.member_id, frozenset(self._board.peers), connection.origin.dialled, self.required_feature)
 
     def handshake_done(self, connection: Connection, now: float) -> None:
         """Check the certificate's name; the member that dialled says hello first. Raises Refused."""
@@ -110,7 +111,7 @@ class Links:
             self._push_hello(connection, peer, hello.dial, now)
             if connection.closed:
                 return
-        self._establish(connection, peer, link)
+        self._establish(connection, peer, link, hello.feature)
 
     def _make_room(self, peer: Peer, link: Link, hello: Hello, pair: Pair) -> None:
         """The older link ends, or the candidate is refused."""
@@ -137,7 +138,7 @@ class Links:
         self._board.drop(dialling)
         return False
 
-    def _establish(self, connection: Connection, peer: Peer, link: Link) -> None:
+    def _establish(self, connection: Connection, peer: Peer, link: Link, feature: int) -> None:
         connection.stage = Stage.READY
         connection.peer, connection.link = peer.id, link
         connection.reader.raise_limit(messages.MAX_FRAME_BYTES)
@@ -148,7 +149,7 @@ class Links:
         peer.memory.linked(link.incarnation)
         peer.backoff.reset()
         self._board.live[peer.id] = connection
-        self._board.events.append(Connected(peer.id, link.incarnation))
+        self._board.events.append(Connected(peer.id, link.incarnation, feature))
         self._notices.info("link_up", peer=peer.id, remote=connection.origin.address, inbound=int(link.inbound))
         self._board.due(0.0)
 

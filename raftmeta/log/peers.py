@@ -15,6 +15,7 @@ from raftmeta.log.messages import AnyMessage
 class Connected(msgspec.Struct, frozen=True, gc=False):
     peer: str
     incarnation: int  # random number of the peer's process; another one means that the peer restarted
+    feature: int = 1  # highest feature level that the peer can run
 
 
 class Disconnected(msgspec.Struct, frozen=True, gc=False):

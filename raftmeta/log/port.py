@@ -24,6 +24,7 @@ class MemberInfo(msgspec.Struct, frozen=True):
     api_url: str
     role: str  # leader | follower | learner | unreachable (as seen by the answering member)
     match_index: int  # -1 when the answering member does not lead
+    feature_level: int = 0  # highest that its build can run, 0 while the answering member has no link to it
 
 
 class LogStatus(msgspec.Struct, frozen=True):

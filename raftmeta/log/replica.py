@@ -28,6 +28,7 @@ from raftmeta.log.exchange import SnapshotExchange
 from raftmeta.log.forwarding import Authorize, Forwarding
 from raftmeta.log.guard import Rules
 from raftmeta.log.journal import Journal
+from raftmeta.log.levels import Levels
 from raftmeta.log.messages import (
     AnyMessage,
     Forward,
@@ -81,6 +82,7 @@ class ReplicaSetup(msgspec.Struct, frozen=True):
     wall_ms: Callable[[], int]
     authorize: Authorize  # the leader's own check of a forwarded command
     rules: Rules = Rules()
+    feature: int = 1  # highest feature level that this build can run
     forward_timeout_s: float = 10.0
 
 
@@ -94,6 +96,7 @@ class Replica:
         self._outbox: list[tuple[str, AnyMessage]] = []
         self._connected: set[str] = set()
         self._leader = ""
+        self.levels = Levels(self, setup.member_id, setup.feature)
         self._forwarding = Forwarding(self, setup.authorize, setup.forward_timeout_s)
         self._reports = Reports(setup.member_id, self, setup.rules)
         self._shortage = Shortage(journal, exchange, self)
@@ -198,6 +201,7 @@ class Replica:
         self._shortage.step(self._ports.clock(), (self.state.size_bytes, self.engine.applied_index), self._majority_without_room)
         self._look_after_alarms(self._ports.clock())
         self._clocks.step(self._ports.clock())
+        self.levels.step()
         self._expire()
         self._ship(transmit)
 
@@ -238,6 +242,7 @@ class Replica:
             case Connected():
                 self._connected.add(event.peer)
                 self.engine.connected(event.peer, event.incarnation)
+                self.levels.connected(event.peer, event.feature)
                 self._reports.connected(event.peer)
                 self._clocks.connected(event.peer)
             case Disconnected():

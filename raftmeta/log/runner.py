@@ -250,6 +250,7 @@ class Runner:
                     api_url=member.api_url,
                     role=self._role_of(member.id),
                     match_index=matches.get(member.id, -1),
+                    feature_level=self._replica.levels.of(member.id),
                 )
                 for member in engine.configuration.members
             ),

@@ -78,6 +78,10 @@ class TlsTransport:
         """
         self._links.set_peers(peers)
 
+    def require_feature(self, level: int) -> None:
+        """From now on a member whose build cannot run this level gets no link."""
+        self._links.required_feature = level
+
     def send(self, peer: str, message: AnyMessage) -> bool:
         """Queue it; False when there is no link or its queue is full. It leaves with `flush` or `poll`."""
         connection = self._board.live.get(peer)

@@ -52,10 +52,12 @@ ACTIONS: dict[str, frozenset[Role]] = {
     "declare": _OPERATORS,
     "activate": _OPERATORS,
     "rollback": _OPERATORS,
+    "failover": _OPERATORS,
     "abort": _OPERATORS | {Role.SYSTEM},
     "verdict": _OPERATORS | {Role.CHECKER},
     "heartbeat": _AGENTS,
     "attest": _AGENTS,
+    "evidence": _AGENTS,
     "advance": frozenset({Role.SYSTEM}),
     "feature_level": _ADMINS,
     "members": _ADMINS,
@@ -65,7 +67,7 @@ ACTIONS: dict[str, frozenset[Role]] = {
     "health": _LOOKERS | {Role.INFERENCE},
 }
 
-OWN_NODE_ONLY = frozenset({"heartbeat", "attest"})
+OWN_NODE_ONLY = frozenset({"heartbeat", "attest", "evidence"})
 
 COMMAND_ACTIONS: dict[type[commands.Body], str] = {
     commands.Publish: "publish",
@@ -79,6 +81,9 @@ COMMAND_ACTIONS: dict[type[commands.Body], str] = {
     commands.AbortRollout: "abort",
     commands.RecordVerdict: "verdict",
     commands.RaiseFeatureLevel: "feature_level",
+    commands.RecordEvidence: "evidence",
+    commands.RecordCheck: "verdict",
+    commands.FailOver: "failover",
 }
 
 
@@ -97,5 +102,5 @@ def node_of_resource(resource: str) -> str:
 
 def command_permitted(principal: Principal, body: commands.Body) -> bool:
     """The leader's question about a forwarded command."""
-    node = body.node if isinstance(body, commands.Attest) else ""
+    node = body.node if isinstance(body, commands.Attest | commands.RecordEvidence) else ""
     return permitted(principal, COMMAND_ACTIONS[type(body)], node)

@@ -17,9 +17,11 @@ from raftmeta import codec
 from raftmeta.core import commands as c
 from raftmeta.core.apply import apply, apply_batch
 from raftmeta.core.events import Event
-from raftmeta.core.rollout import ROWS, decide, sides, waiting_for
-from raftmeta.core.state import MODEL_BYTES, State, encode_record
+from raftmeta.core.handlers.verdicts import MAX_PAST, MAX_PAST_BYTES, VERDICTS
+from raftmeta.core.rollout import ROWS, decide, side_called, sides, waiting_for
+from raftmeta.core.state import MODEL_BYTES, SUPPORTED_FEATURE_LEVEL, State, encode_record, evidence_key
 from raftmeta.core.types import (
+    Basis,
     DrainOverdue,
     Limits,
     Outcome,
@@ -31,6 +33,7 @@ from raftmeta.core.types import (
     SideName,
     Stage,
     StageCounters,
+    VectorFrom,
     VersionSummary,
 )
 from tests.support.state_hash import recompute_hash
@@ -83,6 +86,40 @@ def attestation(rollout: Rollout, node: str, side: SideName, stage: Stage, **cha
     return msgspec.structs.replace(body, **changes)
 
 
+def evidence(node: str = "a1", version: str = "1", **changes: Any) -> c.RecordEvidence:
+    """Of a node that serves what was published as this version of model m."""
+    summary = publication("m", version).summary
+    body = c.RecordEvidence(
+        deployment="d",
+        node=node,
+        generation=0,
+        order_revision=0,
+        version=version,
+        checksum=summary.checksum,
+        vector_root=summary.vector_root,
+        vector_from=VectorFrom.MEMORY,
+        derived_digest="",
+        config_digest=summary.config_digest,
+        tokenizer_digest="",
+        boot_id="boot-1",
+        told_ms=1_000,
+        verified_age_ms=250,
+        finding="",
+    )
+    return msgspec.structs.replace(body, **changes)
+
+
+def check(state: State, verdict: str = "consistent", deployment: str = "d", report: bytes = b"{}", **changes: Any) -> c.RecordCheck:
+    """What a check that begins now finds."""
+    seen = state.deployments[deployment]
+    basis = Basis(state.generation, seen.order_revision, seen.version, state.revision, len(sides(seen)))
+    return c.RecordCheck(deployment, verdict, f"{verdict} summary", report, msgspec.structs.replace(basis, **changes))
+
+
+def at_level(state: State, level: int = SUPPORTED_FEATURE_LEVEL) -> State:
+    return msgspec.structs.replace(state, feature_level=level)
+
+
 def snapshot(state: State) -> bytes:
     return b"".join(codec.snapshot_chunks(state))
 
@@ -97,14 +134,17 @@ def facts(state: State) -> list[bytes]:
         records.append(encode_record(state.deployments[name]))
         records += [encode_record(state.rollouts[each]) for each in state.history.get(name) or ()]
         records += [encode_record(state.verdicts[name])] if name in state.verdicts else []
+        records += [encode_record(state.past_verdicts[name])] if name in state.past_verdicts else []
+        keys = [evidence_key(name, node) for node in sides(state.deployments[name])]
+        records += [encode_record(state.evidence[key]) for key in keys if key in state.evidence]
     return [*records, b"%d %d" % (state.generation, state.feature_level)]
 
 
 class World:
     """A state and a clock; every command is checked against what must always hold."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.state = State.empty(limits)
+    def __init__(self, limits: Limits | None = None, level: int = 1) -> None:
+        self.state = at_level(State.empty(limits), level)
         self.now_ms = NOW_MS
         self.events: tuple[Event, ...] = ()
         self._keys = 0
@@ -171,9 +211,9 @@ class World:
         self.reach(rollout_id, Phase.ACTIVE)
 
 
-def serving_world(limits: Limits | None = None) -> World:
+def serving_world(limits: Limits | None = None, level: int = 1) -> World:
     """Model m with versions 1 and 2, deployment d over two zones, nothing activated."""
-    world = World(limits)
+    world = World(limits, level)
     world.ok(publication("m", "1"))
     world.ok(publication("m", "2"))
     world.ok(declaration())
@@ -184,7 +224,7 @@ def check_state(state: State) -> None:
     """What must hold of every state that apply makes."""
     assert recompute_hash(state) == state.state_hash
     records = [(name, bytes(MODEL_BYTES)) for name in state.models]
-    for table in (state.versions, state.deployments, state.rollouts, state.verdicts):
+    for table in (state.versions, state.deployments, state.rollouts, state.verdicts, state.past_verdicts, state.evidence):
         records += [(key, encode_record(value)) for key, value in table.items()]
     records += [*state.manifests.items()]
     size = sum(len(key) + len(record) for key, record in records) - sum(map(len, state.manifests))
@@ -199,6 +239,18 @@ def check_state(state: State) -> None:
         assert model.last_number >= max((number for number, _ in found), default=0)
     kept = [each for name in state.deployment_names for each in state.history.get(name) or ()]
     assert sorted(kept) == sorted(state.rollouts)
+    for deployment in state.deployments.values():
+        assert deployment.serving_side is (SideName.PRIMARY if deployment.failover is None else deployment.failover.to)
+        assert deployment.standby is not None or deployment.serving_side is SideName.PRIMARY
+    for name, past in state.past_verdicts.items():
+        kept_revisions = [past.dropped_revision, *(item.revision for item in past.items), state.verdicts[name].revision]
+        assert kept_revisions == sorted(set(kept_revisions)) and 0 < len(past.items) <= MAX_PAST
+        assert sum(len(encode_record(item)) for item in past.items) <= MAX_PAST_BYTES
+    for key, evidence in state.evidence.items():
+        deployment = state.deployments[evidence.deployment]
+        assert key == evidence_key(deployment.name, evidence.node)
+        assert sides(deployment)[evidence.node] is evidence.side
+        assert side_called(deployment, evidence.side).zone == evidence.zone
 
 
 def command_bytes(body: c.Body, key: str, stamped_ms: int = NOW_MS, principal: str = "publisher") -> bytes:
@@ -252,6 +304,30 @@ _wild_bodies = hs.one_of(
     hs.builds(c.AbortRollout, _names, _texts, _names, _texts),
     hs.builds(c.RecordVerdict, _deployments, hs.sampled_from(["consistent", "diverged", "fine"]), hs.binary(max_size=8)),
     hs.builds(c.RaiseFeatureLevel, _ints),
+    hs.builds(c.FailOver, _deployments, hs.sampled_from(SideName), hs.none() | hs.sampled_from(SideName), _ints, hs.booleans()),
+    hs.builds(
+        c.RecordCheck,
+        _deployments,
+        hs.sampled_from([*VERDICTS, "fine"]),
+        _texts,
+        hs.binary(max_size=8),
+        hs.builds(Basis, _ints, _ints, _labels, _ints, _ints),
+    ),
+    hs.builds(
+        evidence,
+        _nodes,
+        hs.sampled_from(["1", "2", "", "/"]),
+        deployment=_deployments,
+        generation=_ints,
+        order_revision=_ints,
+        checksum=_digests,
+        vector_from=hs.sampled_from(VectorFrom),
+        derived_digest=_digests,
+        boot_id=_names,
+        told_ms=_ints,
+        verified_age_ms=_ints,
+        finding=_texts,
+    ),
 )
 _envelopes = hs.tuples(
     hs.sampled_from([c.SCHEMA] * 20 + [0, c.SCHEMA + 1]),
@@ -274,6 +350,9 @@ HELPFUL = (
     "fail",
     "delete",
     "verdict",
+    "evidence",
+    "evidence",
+    "fail over",
 )
 PRELUDE = (publication("m", "1"), publication("m", "2"), declaration())
 
@@ -282,6 +361,8 @@ PRELUDE = (publication("m", "1"), publication("m", "2"), declaration())
 def payload_lists(draw: hs.DrawFn, limits: Limits | None = None, max_size: int = 40) -> list[bytes]:
     """Encoded commands for one log, from an empty state on; some bytes are no command at all."""
     writer = _Writer(draw, limits)
+    for level in range(2, draw(hs.sampled_from([1, SUPPORTED_FEATURE_LEVEL])) + 1):
+        writer.append(command_bytes(c.RaiseFeatureLevel(level), f"level-{level}"))
     if draw(hs.integers(0, 3)):
         for place, body in enumerate(PRELUDE):
             writer.append(command_bytes(body, f"prelude-{place}"))
@@ -359,6 +440,17 @@ def _helpful(draw: hs.DrawFn, state: State, place: int) -> c.Body:
             return attestation(rollout, node, side, Stage.FAILED)
         case "delete":
             return c.DeleteVersion("m", draw(_labels))
+        case "fail over":
+            force = draw(hs.booleans())
+            return c.FailOver("d", draw(hs.sampled_from(SideName)), None, draw(hs.sampled_from([0, 60_000, HOUR_MS])), force)
+        case "evidence":
+            order = draw(hs.integers(0, state.revision))
+            boot = draw(hs.sampled_from(["boot-1", "boot-2"]))
+            node = draw(hs.sampled_from(["a1", "a2", "b1"]))
+            return evidence(node, draw(_labels), order_revision=order, boot_id=boot, told_ms=draw(hs.integers(0, 5_000)))
+        case "verdict" if state.feature_level >= 2 and "d" in state.deployments:
+            late = draw(hs.sampled_from([0, 0, 0, 1, 5]))
+            return check(state, draw(hs.sampled_from(VERDICTS)), started_revision=max(0, state.revision - late))
         case "verdict":
             return c.RecordVerdict("d", "consistent", b"{}")
         case _:

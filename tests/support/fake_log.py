@@ -11,12 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import msgspec
+
 from api.schemas.answers import ReadyCheck
 from raftmeta.core import commands
 from raftmeta.core.apply import apply_batch
 from raftmeta.core.commands import Body, Command
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.state import State
+from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL, State
 from raftmeta.core.types import Outcome
 from raftmeta.log.port import LogStatus, MemberInfo
 from raftmeta.log.ticket import Ticket
@@ -25,6 +27,7 @@ from raftmeta.security.roles import Principal, Role
 from raftmeta.watch import WatchHub, WatchLimits
 
 START_MS = 1_764_450_000_000
+NEW_STATE = msgspec.structs.replace(State.empty(), feature_level=SUPPORTED_FEATURE_LEVEL)  # as a new cluster begins
 
 
 @dataclass
@@ -67,7 +70,7 @@ class FakeLog:
 
     def __init__(self, publish: Callable[[State, tuple[object, ...]], None], threaded: bool = False) -> None:
         self.switches = Switches()
-        self.state = State.empty()
+        self.state = NEW_STATE
         self.now_ms = START_MS
         self.proposed: list[Command] = []  # what was accepted, applied or not
         self._publish = publish
@@ -93,7 +96,7 @@ class FakeLog:
     def status(self) -> LogStatus:
         switches, revision = self.switches, self.state.revision
         role = "stopped" if switches.stopped else "candidate" if switches.no_leader else "leader"
-        info = MemberInfo("m1", "zone-a", "127.0.0.1:7401", "http://127.0.0.1:7400", role, revision)
+        info = MemberInfo("m1", "zone-a", "127.0.0.1:7401", "http://127.0.0.1:7400", role, revision, SUPPORTED_FEATURE_LEVEL)
         return LogStatus(
             member_id="m1",
             cluster_id="fake",
@@ -177,7 +180,7 @@ class FakeMember:
 
     def __init__(self, watch_limits: WatchLimits | None = None, *, threaded: bool = False) -> None:
         self.monotonic_ms = 1_000_000
-        self.state = State.empty()
+        self.state = NEW_STATE
         self.watch = WatchHub(0, watch_limits)
         self.nodes = NodeTable(lambda: self.monotonic_ms)
         self.authorizer = FakeAuthorizer()

@@ -18,7 +18,14 @@ def recompute_hash(state: State) -> bytes:
 
 def _records(state: State) -> Iterator[tuple[bytes, str, bytes]]:
     """Every record but the models as it enters the hash, in any order: a sum does not mind."""
-    for kind, records in ((st.DEPLOYMENT, state.deployments), (st.ROLLOUT, state.rollouts), (st.VERDICT, state.verdicts)):
+    tables = (
+        (st.DEPLOYMENT, state.deployments),
+        (st.ROLLOUT, state.rollouts),
+        (st.VERDICT, state.verdicts),
+        (st.PAST, state.past_verdicts),
+        (st.EVIDENCE, state.evidence),
+    )
+    for kind, records in tables:
         for key, record in records.items():
             yield kind, key, encode_record(record)
     for key, version in state.versions.items():

@@ -47,6 +47,7 @@ class Box:
         self.name, self.disk, self.world = name, disk, world
         self.inbox: list[PeerEvent] = []
         self.incarnation = 0
+        self.feature = world.features.get(name, 1)
         self.told: list[str] = []
         owner = Owner("trio", name)
         tuning = Tuning(owner=owner, joining=True)
@@ -58,7 +59,7 @@ class Box:
         self.journal, recovered = open_log(disk, Path("/data"), openers, Whose(owner, has_peers=True))
         exchange = SnapshotExchange(store, InlineWorker(), self.journal, world.exchange)
         ports = Ports(lambda: world.now, lambda: world.jitter[name])
-        setup = ReplicaSetup(name, Timing(), ports, lambda: world.wall_ms(name), world.authorize, world.rules)
+        setup = ReplicaSetup(name, Timing(), ports, lambda: world.wall_ms(name), world.authorize, world.rules, self.feature)
         self.replica = Replica(setup, recovered, self.journal, exchange, self)
 
     def applied(self, state: State, events: Sequence[Event]) -> None:
@@ -103,11 +104,13 @@ class Trio:
         names: tuple[str, ...] = ("m1", "m2", "m3"),
         segment_bytes: int = 1 << 20,
         capacities: Mapping[str, int] = MappingProxyType({}),
+        features: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.now = 100.0
         self.segment_bytes = segment_bytes
         self.jitter = {name: 0.2 * number for number, name in enumerate(names)}  # m1 stands first
         self.rules, self.exchange, self.authorize = rules or Rules(), exchange or ExchangeSettings(), authorize
+        self.features = dict(features)  # highest level that a member's build can run, else 1
         self.cut: set[tuple[str, str]] = set()  # ordered pairs that carry nothing
         self.stuck: set[str] = set()  # members that are not stepped; what they are sent waits
         self.drop: Callable[[str, str, AnyMessage], bool] = lambda sender, receiver, message: False
@@ -134,8 +137,8 @@ class Trio:
         box.incarnation = self._boots
         for other in self.boxes.values():
             if other.name != name:
-                other.inbox.append(Connected(name, box.incarnation))
-                box.inbox.append(Connected(other.name, other.incarnation))
+                other.inbox.append(Connected(name, box.incarnation, box.feature))
+                box.inbox.append(Connected(other.name, other.incarnation, other.feature))
         return box
 
     def stop(self, name: str) -> MemoryDisk:

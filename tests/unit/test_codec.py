@@ -15,9 +15,20 @@ from raftmeta import codec
 from raftmeta.core import commands as c
 from raftmeta.core.apply import apply_batch
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.state import OUTCOME, State, encode_record, leaf
-from raftmeta.core.types import Deployment, ModelRecord, OutcomeRecord, Rollout, Verdict, VersionRecord
-from tests.support.commands import World, check_state, command_bytes, declaration, payload_lists, publication, serving_world, snapshot
+from raftmeta.core.state import OUTCOME, SUPPORTED_FEATURE_LEVEL, State, encode_record, leaf
+from raftmeta.core.types import Deployment, Evidence, ModelRecord, OutcomeRecord, Rollout, Verdict, VerdictHistory, VersionRecord
+from tests.support.commands import (
+    World,
+    check,
+    check_state,
+    command_bytes,
+    declaration,
+    evidence,
+    payload_lists,
+    publication,
+    serving_world,
+    snapshot,
+)
 
 Frame = tuple[int, bytes]
 
@@ -33,6 +44,11 @@ def a_full_world() -> World:
     world.serve("2", "r2")
     world.start("1", "r3", "e")
     world.ok(c.RecordVerdict("d", "consistent", b"{}"))
+    world.ok(c.RaiseFeatureLevel(2))
+    for verdict in ("diverged", "incomplete", "consistent"):
+        world.ok(check(world.state, verdict))
+    for node in ("a1", "b1"):
+        world.ok(evidence(node))
     return world
 
 
@@ -219,7 +235,7 @@ def test_a_frame_above_its_limit_is_refused_before_it_is_held() -> None:
     [
         ({"format": 2}, "snapshot format 2"),
         ({"hash_schema": 2}, "hash schema 2"),
-        ({"scalars": msgspec.structs.replace(State.empty().scalars, feature_level=2)}, "feature level 2"),
+        ({"scalars": msgspec.structs.replace(State.empty().scalars, feature_level=SUPPORTED_FEATURE_LEVEL + 1)}, "feature level 3"),
         ({"scalars": msgspec.structs.replace(State.empty().scalars, revision=9)}, "the state hash is"),
     ],
 )
@@ -241,7 +257,10 @@ def test_a_header_of_another_build_is_refused(changes: dict[str, object], reason
         (lambda frames: frames.insert(-1, (codec.OUTCOME, b"")), "cannot be read"),
         (lambda frames: frames.insert(-1, (codec.OUTCOME, b"\x02\xc3\xa9")), "no readable key"),
         (lambda frames: frames.insert(-1, (99, b"")), "expected one of"),
-        (lambda frames: frames.pop(place_of(frames, codec.VERDICT)), "frames, its end says"),
+        (lambda frames: frames.pop(place_of(frames, codec.VERDICT)), "expected one of"),
+        (lambda frames: frames.pop(place_of(frames, codec.PAST)), "frames, its end says"),
+        (lambda frames: frames.pop(place_of(frames, codec.EVIDENCE)), "frames, its end says"),
+        (lambda frames: frames.insert(-1, frames[place_of(frames, codec.EVIDENCE)]), "expected one of"),
         (lambda frames: frames.append((codec.END, frames.pop()[1] + b"x")), "an end of 41 bytes"),
     ],
 )
@@ -269,6 +288,13 @@ def test_frames_out_of_place_are_refused(edit: Callable[[list[Frame]], object], 
         (codec.ROLLOUT, 1, Rollout, {"id": "r1"}, "stands twice"),
         (codec.VERDICT, 0, Verdict, {"deployment": "e"}, "of another deployment"),
         (codec.VERDICT, 0, Verdict, {"verdict": "diverged"}, "the state hash is"),
+        (codec.PAST, 0, VerdictHistory, {"deployment": "e"}, "verdicts of another deployment"),
+        (codec.PAST, 0, VerdictHistory, {"dropped_revision": 1 << 40}, "out of order"),
+        (codec.PAST, 0, VerdictHistory, {"items": ()}, "out of order"),
+        (codec.PAST, 0, VerdictHistory, {"dropped_revision": 1}, "the state hash is"),
+        (codec.EVIDENCE, 0, Evidence, {"deployment": "e"}, "evidence of another deployment"),
+        (codec.EVIDENCE, 0, Evidence, {"node": "x1"}, "has another place"),
+        (codec.EVIDENCE, 1, Evidence, {"checksum": "0" * 64}, "the state hash is"),
     ],
 )
 def test_records_that_contradict_are_refused(kind: int, place: int, decoder: type[Any], changes: dict[str, object], reason: str) -> None:

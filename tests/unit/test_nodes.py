@@ -119,3 +119,14 @@ def test_a_heartbeat_too_large_for_one_message_is_refused() -> None:
     with pytest.raises(RaftmetaError) as refused:
         nodes.encode(large)
     assert refused.value.code == "bad_field"
+
+
+def test_who_asks_for_some_nodes_gets_those_that_were_heard_with_their_age() -> None:
+    clock = Clock()
+    table = NodeTable(clock)
+    for node in ("n1", "n2", "n3"):
+        table.record(status(node))
+    clock.now += 7_001
+    table.record(status("n3"))
+    found = table.views_of(["n3", "n1", "never"])
+    assert {node: (view.age_ms, view.missing) for node, view in found.items()} == {"n1": (7_001, True), "n3": (0, False)}

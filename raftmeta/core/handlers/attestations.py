@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from raftmeta.core.commands import Attest
-from raftmeta.core.handlers.checks import MAX_DETAIL, SHOWN, Refusal, int_fault, name_fault
-from raftmeta.core.handlers.rollouts import FAILURE_CODE, find_running
+from raftmeta.core.handlers.checks import MAX_DETAIL, SHOWN, Refusal, code_fault, int_fault, name_fault
+from raftmeta.core.handlers.rollouts import find_running
 from raftmeta.core.rollout import RANK, ROWS, sides, with_attestation
 from raftmeta.core.state import MAX_INT
 from raftmeta.core.types import Attestation, Rollout, Stage, StageCounters
@@ -58,9 +58,8 @@ def _field_fault(body: Attest) -> Refusal | None:
     if fault is not None:
         return fault
     if body.stage is Stage.FAILED:
-        if not FAILURE_CODE.match(body.code):
-            return Refusal("bad_field", f"code {body.code[:SHOWN]!a} is outside [a-z][a-z0-9_]{{0,63}}")
-    elif body.code or body.detail:
+        return code_fault("code", body.code)
+    if body.code or body.detail:
         return Refusal("bad_field", f"code and detail belong to a failure, the stage is {body.stage}")
     return None
 

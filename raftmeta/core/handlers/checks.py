@@ -7,6 +7,7 @@ escapes depends on the Unicode tables of the interpreter, and a stored detail mu
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from raftmeta.core.types import VersionSummary
 MAX_DETAIL = 1_024  # characters of a text that an agent or operator adds
 SHOWN = 80  # characters of a foreign text inside a detail
 
+FAILURE_CODE = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 _HEX = b"0123456789abcdef"
 _GAPS = "    "  # between five digests
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -40,6 +42,12 @@ def name_fault(what: str, name: str) -> Refusal | None:
     if NAME.match(name):
         return None
     return Refusal("bad_name", f"{what} {name[:SHOWN]!a} is outside [a-z0-9][a-z0-9._-]{{0,127}}")
+
+
+def code_fault(what: str, code: str) -> Refusal | None:
+    if FAILURE_CODE.match(code):
+        return None
+    return Refusal("bad_field", f"{what} {code[:SHOWN]!a} is outside [a-z][a-z0-9_]{{0,63}}")
 
 
 def label_fault(label: str) -> Refusal | None:

@@ -12,8 +12,9 @@ import msgspec
 
 from raftmeta.core.commands import DeclareDeployment
 from raftmeta.core.handlers.checks import Refusal, int_fault, name_fault
+from raftmeta.core.handlers.evidence import follow_nodes
 from raftmeta.core.rollout import sides
-from raftmeta.core.types import Deployment, Policy, Rollout, RolloutStatus, Side
+from raftmeta.core.types import Deployment, Policy, Rollout, RolloutStatus, Side, SideName
 from raftmeta.core.work import Work
 
 MAX_TIMEOUT_MS = 30 * 86_400_000
@@ -40,6 +41,8 @@ def declare_deployment(work: Work, body: DeclareDeployment) -> bytes | Refusal:
     rollout = running_rollout(work, present)
     if present.model != body.model and (present.version or rollout is not None):
         return Refusal("deployment_model_fixed", f"deployment {body.name!a} belongs to model {present.model!a}, not {body.model!a}")
+    if layout.standby is None and present.serving_side is SideName.STANDBY:
+        return Refusal("side_serves", f"the standby side of deployment {body.name!a} serves; fail over to the primary side first")
     changed = msgspec.structs.replace(
         present,
         model=body.model,
@@ -51,6 +54,7 @@ def declare_deployment(work: Work, body: DeclareDeployment) -> bytes | Refusal:
     if msgspec.structs.replace(changed, declared_revision=present.declared_revision) == present:
         return b""
     work.deployments.put(body.name, changed)
+    follow_nodes(work, present, changed)
     if rollout is not None:
         _forget_moved_nodes(work, rollout, changed)
     return b""

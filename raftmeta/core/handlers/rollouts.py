@@ -6,19 +6,15 @@ previous version through the same phases. The ids are chosen by the proposer.
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from raftmeta.core.commands import AbortRollout, Activate, AdvanceRollout, RollBack
-from raftmeta.core.handlers.checks import MAX_DETAIL, SHOWN, Refusal, name_fault, result
+from raftmeta.core.handlers.checks import MAX_DETAIL, Refusal, code_fault, name_fault, result
 from raftmeta.core.handlers.deployments import running_rollout
 from raftmeta.core.rollout import ROWS, Effect, waiting_for
 from raftmeta.core.state import version_key
 from raftmeta.core.types import Deployment, Failure, Phase, Rollout, RolloutKind, RolloutStatus
 from raftmeta.core.work import Work
-
-FAILURE_CODE = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 
 
 def activate(work: Work, body: Activate) -> bytes | Refusal:
@@ -66,9 +62,7 @@ def advance_rollout(work: Work, body: AdvanceRollout) -> bytes | Refusal:
 
 def abort_rollout(work: Work, body: AbortRollout) -> bytes | Refusal:
     """The failed rollout keeps the phase it failed in; its deployment is idle again and serves what it served."""
-    if not FAILURE_CODE.match(body.code):
-        return Refusal("bad_field", f"code {body.code[:SHOWN]!a} is outside [a-z][a-z0-9_]{{0,63}}")
-    fault = name_fault("node", body.node) if body.node else None
+    fault = code_fault("code", body.code) or (name_fault("node", body.node) if body.node else None)
     if fault is not None:
         return fault
     rollout = find_running(work, body.rollout_id)

@@ -79,6 +79,7 @@ class Clients:
         self._any = [Client(list(members.urls.values()), options=options) for _ in range(CLIENTS)]
         self._slots = [Slot(number) for number in range(SLOTS)]
         self._registers = self._values = 0
+        self._ballast_basis: dict[str, object] = {}  # what the verdicts are of
         self._stopping = asyncio.Event()
         self.flood = ""  # a zone: write large verdicts there as fast as they are taken
         self.history: list[Operation] = []
@@ -90,7 +91,9 @@ class Clients:
     async def prepare(self) -> None:
         """The model, the deployment of the verdicts and the first registers. Raises RaftmetaError."""
         await self._any[0].publish(MODEL, "v0", manifest("v0"))
-        await self._any[0].declare_deployment(BALLAST, _body("nothing"))
+        declared = await self._any[0].declare_deployment(BALLAST, _body("nothing"))
+        order = {"generation": declared.generation, "order_revision": 0, "version": "", "started_revision": declared.revision}
+        self._ballast_basis = order | {"node_count": 0}
         for slot in self._slots:
             await self._renew(0, slot)
 
@@ -177,7 +180,8 @@ class Clients:
 
     async def _record(self, number: int, random: Random) -> None:
         report = {"ballast": secrets.token_hex(VERDICT_BYTES // 2)}
-        send: Send = lambda to, key: to.record_verdict(BALLAST, "consistent", report, key=key)  # noqa: E731 - its type has to be told
+        basis = self._ballast_basis
+        send: Send = lambda to, key: to.record_verdict(BALLAST, "incomplete", report, basis=basis, key=key)  # noqa: E731 - its type has to be told
         await self._send(number, ("verdicts", self._value()), random, send)
 
     async def _read(self, number: int, slot: Slot, random: Random) -> None:

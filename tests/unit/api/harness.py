@@ -40,6 +40,13 @@ def manifest(number: int = 0) -> dict[str, Any]:
     return made
 
 
+def basis(member: FakeMember, name: str = "search", node_count: int = 2) -> dict[str, Any]:
+    """What a check that begins now looks at."""
+    state = member.state
+    order = {"generation": state.generation, "order_revision": state.deployments[name].order_revision}
+    return order | {"version": state.deployments[name].version, "started_revision": state.revision, "node_count": node_count}
+
+
 class Api:
     def __init__(self, member: FakeMember, service: Service, application: Any, client: httpx.AsyncClient) -> None:
         self.member = member

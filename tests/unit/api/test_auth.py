@@ -9,7 +9,7 @@ from api.routes import OPERATIONS
 from api.service import ApiLimits
 from raftmeta.security.roles import ACTIONS
 from tests.support.fake_log import FakeMember
-from tests.unit.api.harness import BASE, DEPLOYMENT, JSON, MODEL, PUBLISH, Exchange, api, manifest, run
+from tests.unit.api.harness import BASE, DEPLOYMENT, JSON, MODEL, PUBLISH, Exchange, api, basis, manifest, run
 
 
 def with_tokens() -> FakeMember:
@@ -37,9 +37,9 @@ def test_a_recorded_verdict_names_who_recorded_it_and_when() -> None:
         async with api(with_tokens()) as made:
             await made.publish(**bearer("secret-1"))
             await made.client.put("/v1/deployments/search", json=DEPLOYMENT, headers=bearer("secret-1"))
-            for token, verdict in (("secret-1", "diverged"), ("secret-2", "consistent")):
+            for token, verdict in (("secret-1", "diverged"), ("secret-2", "incomplete")):
                 made.member.log.now_ms += 1_000
-                sent = {"deployment": "search", "verdict": verdict, "report": {}}
+                sent = {"deployment": "search", "verdict": verdict, "report": {}, "basis": basis(made.member)}
                 assert (await made.client.post("/v1/consistency", json=sent, headers=bearer(token))).status_code == 200
                 (shown,) = (await made.client.get("/v1/consistency", headers=bearer("secret-2"))).json()["items"]
                 recorded = (shown["verdict"], shown["principal"], shown["recorded_ms"])

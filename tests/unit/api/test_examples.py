@@ -23,7 +23,13 @@ BEGINS_AT = {
     "delete_version": READY,
     "activate": READY,
     "rollback": SWITCHED,
+    "fail_over": READY,
 }  # everything else while the rollout runs
+SHOWS = {  # what other examples recorded
+    "list_nodes": ("heartbeat",),
+    "get_consistency": ("record_verdict",),
+    "get_evidence": ("heartbeat", "record_evidence"),
+}
 OLD = "1.3.2"
 
 
@@ -59,6 +65,14 @@ class Story:
             await self._attest(examples.ROLLOUT_ID, "prepared")
         if until >= SWITCHED:
             await self._attest(examples.ROLLOUT_ID, "ready", "active")
+
+    async def prove_standby(self) -> None:
+        """Its nodes are heard and say that they serve what was decided."""
+        version = await self._send("GET", f"/v1/models/{examples.PATH['model']}/versions/{OLD}")
+        for node in examples.DEPLOYMENT_BODY["standby"]["nodes"]:  # type: ignore[index]
+            await self._send("POST", f"/v1/nodes/{node}/heartbeat", {**examples.HEARTBEAT_BODY, "node": node})
+            said = {**examples.EVIDENCE_BODY, "version": OLD, "checksum": version["checksum"], "vector_root": version["vector_root"]}
+            await self._send("POST", f"/v1/nodes/{node}/evidence", said)
 
     async def _activate(self, label: str, **headers: str) -> dict[str, Any]:
         return await self._send("POST", CALLS["activate"][1], {"version": label}, **headers)
@@ -103,9 +117,11 @@ def test_an_example_sent_as_it_stands_succeeds_and_is_answered_like_the_example_
     async def work() -> None:
         async with api() as made:
             if path.startswith("/v1/"):
-                await Story(made).tell(BEGINS_AT.get(name, RUNNING))
-            if name in ("list_nodes", "get_consistency"):  # shows what another example recorded
-                other = "heartbeat" if name == "list_nodes" else "record_verdict"
+                story = Story(made)
+                await story.tell(BEGINS_AT.get(name, RUNNING))
+                if name == "fail_over":
+                    await story.prove_standby()
+            for other in SHOWS.get(name, ()):
                 sent = CALLS[other]
                 await made.client.request(sent[0], sent[1], json=example_of(sent[2]))
             body = example_of(shown)
@@ -134,7 +150,7 @@ def test_the_watch_of_the_document_opens() -> None:
 
 
 def test_every_operation_with_a_body_is_among_the_examples_that_are_sent() -> None:
-    assert sum(example_of(shown) is not None for _, _, shown in CALLS.values()) == 9
+    assert sum(example_of(shown) is not None for _, _, shown in CALLS.values()) == 12
 
 
 def test_the_digests_of_the_examples_are_those_of_their_manifest() -> None:

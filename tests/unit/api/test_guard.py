@@ -15,7 +15,8 @@ import pytest
 
 from api.guard import HttpLimits, guarded
 from raftmeta.core.commands import Body as Command
-from raftmeta.core.commands import RecordVerdict
+from raftmeta.core.commands import RecordCheck
+from raftmeta.core.types import Basis
 from tests.support.api_server import SHORT, Running, declare, running, wait_until
 from tests.unit.api.harness import PUBLISH, manifest
 
@@ -194,7 +195,9 @@ def test_a_client_that_reads_nothing_is_cut_and_its_watch_ends() -> None:
         connection.sendall(b"GET /v1/watch?from_revision=0 HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
         wait_until(lambda: server.member.watch.watchers == 1)
         for number in range(500):  # 30 MB, more than the system's own buffers take
-            propose(server, number, RecordVerdict("search", "consistent", json.dumps({"text": "x" * 60_000}).encode()))
+            revision = server.member.state.revision
+            report = json.dumps({"text": "x" * 60_000}).encode()
+            propose(server, number, RecordCheck("search", "incomplete", "", report, Basis(0, 0, "", revision, 0)))
             if server.member.watch.watchers == 0:
                 break
         wait_until(lambda: server.member.watch.watchers == 0)

@@ -49,7 +49,6 @@ def test_every_error_that_an_operation_names_exists_and_every_code_is_used_or_kn
     unused = set(CODES) - used
     assert unused == {
         "gate_not_met",  # of the controller's own commands
-        "feature_level_unsupported",
         "directory_refused",
         "agent_unreachable",  # of the command line on a node
         "starting",  # readiness shows it without a code

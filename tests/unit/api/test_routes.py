@@ -12,7 +12,7 @@ import pytest
 from api.routes import OPERATIONS
 from api.schemas import examples
 from raftmeta.core.types import Phase
-from tests.unit.api.harness import DEPLOYMENT, JSON, MODEL, PUBLISH, Api, api, manifest, run
+from tests.unit.api.harness import DEPLOYMENT, JSON, MODEL, PUBLISH, Api, api, basis, manifest, run
 
 Scene = Callable[[Api], Awaitable[None]]
 pytestmark = pytest.mark.parametrize("thin", [True, False], ids=["thin", "fastapi"])
@@ -229,11 +229,12 @@ def test_verdicts_are_recorded_and_listed_with_their_report(thin: bool) -> None:
     async def scene(made: Api) -> None:
         await made.prepared()
         sent = {"deployment": "search", "verdict": "diverged", "report": {"findings": [{"tensor": "ü", "block": 3}], "ratio": 0.25}}
-        assert (await made.client.post("/v1/consistency", json=sent)).status_code == 200
+        body = {**sent, "basis": basis(made.member)}
+        assert (await made.client.post("/v1/consistency", json=body)).status_code == 200
         listed = (await made.client.get("/v1/consistency")).json()["items"]
         assert [{key: item[key] for key in sent} for item in listed] == [sent]
-        problem(await made.client.post("/v1/consistency", json={**sent, "report": {"x": "y" * 65_536}}), "bad_field")
-        problem(await made.client.post("/v1/consistency", json={**sent, "verdict": "fine"}), "bad_field")
+        problem(await made.client.post("/v1/consistency", json={**body, "report": {"x": "y" * 65_536}}), "bad_field")
+        problem(await made.client.post("/v1/consistency", json={**body, "verdict": "fine"}), "bad_field")
 
     play(scene, thin)
 
@@ -242,7 +243,7 @@ def test_the_cluster_shows_its_members_and_the_hash_of_the_state(thin: bool) -> 
     async def scene(made: Api) -> None:
         shown = (await made.client.get("/v1/cluster")).json()
         assert shown["state_hash"] == made.member.state.state_hash.hex()
-        assert (shown["role"], shown["members"][0]["id"], shown["feature_level"]) == ("leader", "m1", 1)
+        assert (shown["role"], shown["members"][0]["id"], shown["feature_level"]) == ("leader", "m1", 2)
 
     play(scene, thin)
 

@@ -9,7 +9,7 @@ from api.service import ApiLimits
 from raftmeta.client.sse import SseParser
 from raftmeta.watch import WatchLimits
 from tests.support.fake_log import FakeMember
-from tests.unit.api.harness import DEPLOYMENT, MODEL, Exchange, api, run
+from tests.unit.api.harness import DEPLOYMENT, MODEL, Exchange, api, basis, run
 
 FAST = ApiLimits(bookmark_s=0.02, comment_s=0.01, revision_wait_s=0.05)
 SLOW = ApiLimits(bookmark_s=60, comment_s=60)
@@ -43,7 +43,8 @@ def test_every_kind_of_record_is_sent_as_it_is_read() -> None:
         async with api(limits=SLOW) as made:
             await made.prepared()
             started = (await made.client.post("/v1/deployments/search/activate", json={"version": "1.0.0"})).json()
-            await made.client.post("/v1/consistency", json={"deployment": "search", "verdict": "incomplete", "report": {"a": [1, "b"]}})
+            sent = {"deployment": "search", "verdict": "incomplete", "report": {"a": [1, "b"]}, "basis": basis(made.member)}
+            await made.client.post("/v1/consistency", json=sent)
             async with Exchange(made.application, "/v1/watch", "from_revision=0") as watch:
                 await watch.until(lambda seen: seen.messages[-1:] != [] and seen.messages[-1][0] == "bookmark")
                 last = {(one["kind"], one["key"]): one["value"] for _, _, data in watch.messages for one in data.get("events", ())}

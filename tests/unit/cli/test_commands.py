@@ -44,6 +44,11 @@ CLUSTER = {
 }  # fmt: skip
 
 
+def cluster_of(*features: int, level: int = 1) -> dict[str, Any]:
+    members = [CLUSTER["members"][0] | {"id": f"m{number}", "feature_level": each} for number, each in enumerate(features)]  # type: ignore[index]
+    return CLUSTER | {"members": members, "feature_level": level}
+
+
 @pytest.fixture
 def member() -> Iterator[StubServer]:
     with stub_server({}) as stub:
@@ -239,3 +244,149 @@ def test_a_watch_that_starts_too_early_says_so(member: StubServer, capsys: pytes
     member.routes["GET", "/v1/watch"] = always(problem("compacted"))
     assert run(member, "watch", "--from", "1") == Exit.NO
     assert "leave --from away" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seen", "words", "sent"),
+    [
+        (cluster_of(3, 2, 3), (), [2]),
+        (cluster_of(3, 3, 3), (), [2, 3]),
+        (cluster_of(2, 2, 2), ("2",), [2]),
+        (cluster_of(2, 0, 2), (), [2]),  # the member says who is away
+        (cluster_of(2, 2, 2, level=2), (), [2]),
+    ],
+)
+def test_raise_level_goes_up_one_by_one_to_what_all_can_run(member: StubServer, seen: dict[str, Any], words: Any, sent: list[int]) -> None:
+    member.routes["GET", "/v1/cluster"] = always(Answer(seen))
+    member.routes["POST", "/v1/cluster/feature-level"] = lambda body, query: Answer({"feature_level": body["level"], "revision": 9})
+    assert run(member, "cluster", "raise-level", *words) == Exit.OK
+    assert [body["level"] for method, _, body, _ in member.requests if method == "POST"] == sent
+
+
+def test_a_level_that_cannot_be_raised_ends_with_1_and_names_the_member(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/cluster"] = always(Answer(cluster_of(2, 1)))
+    member.routes["POST", "/v1/cluster/feature-level"] = always(problem("feature_level_unsupported", "m1 (up to 1)"))
+    assert run(member, "cluster", "raise-level", "2") == Exit.NO
+    assert "m1 (up to 1)" in capsys.readouterr().err
+
+
+def proof(node: str, side: str, standing: str, *, proven: bool = True, **said: Any) -> dict[str, Any]:
+    evidence = {"generation": 1, "order_revision": 9, "version": "2.0.0", "checksum": "ab" * 32, "vector_root": "cd" * 32}
+    evidence |= {"vector_from": "memory", "finding": "", "age_ms": 4_000, "verified_age_ms": 1_000, **said}
+    place = {"node": node, "side": side, "zone": side[0], "standing": standing, "heard_age_ms": 300}
+    return place | {"serves_decided": proven, "knows_order": proven, "evidence": evidence}
+
+
+def proven_by(*nodes: dict[str, Any]) -> dict[str, Any]:
+    decided = {"deployment": "search", "model": "minilm", "version": "2.0.0", "checksum": "ab" * 32, "vector_root": "cd" * 32}
+    return decided | {
+        "generation": 1,
+        "order_revision": 9,
+        "all_serve_decided": all(node["serves_decided"] for node in nodes),
+        "nodes": nodes,
+    }
+
+
+NOTHING_SAID = proof("b1", "standby", "unproven", proven=False) | {"evidence": None}
+OTHER_BYTES = proof("b1", "standby", "current", proven=False, version="1.0.0", finding="integrity_mismatch", order_revision=4)
+SILENT = proof("b1", "standby", "silent", proven=False, age_ms=7_200_000) | {"heard_age_ms": None}
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "line"),
+    [
+        (proof("b1", "standby", "current"), Exit.OK, "2 of 2 nodes serve what was decided"),
+        (OTHER_BYTES, Exit.NO, "1 of 2 nodes serve what was decided; other bytes: b1"),
+        (SILENT, Exit.UNAVAILABLE, "1 of 2 nodes serve what was decided; unknown: b1 (silent)"),
+        (NOTHING_SAID, Exit.UNAVAILABLE, "1 of 2 nodes serve what was decided; unknown: b1 (unproven)"),
+    ],
+)
+def test_evidence_ends_with_0_only_when_every_node_serves_what_was_decided(
+    member: StubServer, capsys: pytest.CaptureFixture[str], second: dict[str, Any], code: Exit, line: str
+) -> None:
+    seen = proven_by(proof("a1", "primary", "current"), second)
+    member.routes["GET", "/v1/deployments/search/evidence"] = always(Answer(seen))
+    assert run(member, "evidence", "search") == code
+    out = capsys.readouterr().out
+    assert line in out and "search is decided to serve minilm 2.0.0, checksum abababababab" in out
+    assert run(member, "evidence", "search", "--json") == code
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(seen))
+
+
+def test_evidence_shows_what_a_node_found_and_how_old_a_word_is(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/deployments/search/evidence"] = always(Answer(proven_by(OTHER_BYTES, SILENT | {"node": "b2"})))
+    run(member, "evidence", "search")
+    lines = capsys.readouterr().out.splitlines()
+    assert "1/4 old" in lines[2] and "cdcdcdcd " in lines[2]
+    assert "2 h" in lines[3] and "unknown" in lines[3] and "never" in lines[3]
+    assert "b1: its last comparison found integrity_mismatch" in lines
+
+
+SILENT_NODE = {"code": "node_silent", "detail": "b1: sent no heartbeat", "nodes": ["b1"], "yields": False}
+OLD_VERDICT = {"code": "verdict_too_old", "detail": "the last verdict is 400000 ms old", "nodes": [], "yields": True}
+
+
+def preview(*reasons: dict[str, Any]) -> dict[str, Any]:
+    sides = {"deployment": "search", "version": "2.0.0", "serving_side": "primary", "to": "standby"}
+    forced = [reason for reason in reasons if not reason["yields"]]
+    return sides | {"allowed": not reasons, "allowed_with_force": not forced, "reasons": list(reasons)}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words", "code", "line"),
+    [
+        ((), ("--dry-run",), Exit.OK, "search 2.0.0: primary -> standby would be decided; nothing was changed"),
+        ((SILENT_NODE,), ("--dry-run",), Exit.NO, "search 2.0.0: primary -> standby would be refused, nothing was changed"),
+        ((OLD_VERDICT,), ("--dry-run",), Exit.NO, "would be refused, nothing was changed; --force overrides what the verdict lacks"),
+        ((OLD_VERDICT,), ("--dry-run", "--force"), Exit.OK, "would be decided"),
+        ((OLD_VERDICT, SILENT_NODE), ("--dry-run", "--force"), Exit.NO, "would be refused, nothing was changed"),
+    ],
+)
+def test_a_dry_run_of_a_failover_lists_what_speaks_against_it_and_decides_nothing(
+    member: StubServer, capsys: pytest.CaptureFixture[str], reasons: Any, words: Any, code: Exit, line: str
+) -> None:
+    member.routes["GET", "/v1/deployments/search/failover"] = always(Answer(preview(*reasons)))
+    assert run(member, "failover", "search", "--to", "standby", *words) == code
+    out = capsys.readouterr().out
+    assert line in out and all(reason["code"] in out and reason["detail"] in out for reason in reasons)
+    assert all(method == "GET" for method, _, _, _ in member.requests)
+
+
+def test_a_failover_is_decided_against_the_side_that_was_seen(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/deployments/search/failover"] = always(Answer(preview()))
+    decided = {"serving_side": "standby", "order_revision": 60, "overridden": [], "revision": 60}
+    member.routes["POST", "/v1/deployments/search/failover"] = always(Answer(decided))
+    assert run(member, "failover", "search", "--to", "standby", "--max-verdict-age", "90") == Exit.OK
+    body = member.requests[-1][2]
+    assert body == {"to": "standby", "expected_serving_side": "primary", "max_verdict_age_ms": 90_000, "force": False}
+    assert "decided at revision 60; the standby side takes requests" in capsys.readouterr().out
+    assert run(member, "failover", "search", "--back", "--json") == Exit.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["decided"], shown["dry_run"], shown["reasons"]) == (decided, False, [])
+
+
+def test_a_refused_failover_ends_with_1_and_lists_why(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    member.routes["GET", "/v1/deployments/search/failover"] = always(Answer(preview(SILENT_NODE)))
+    member.routes["POST", "/v1/deployments/search/failover"] = always(problem("failover_refused", "node_silent: b1"))
+    assert run(member, "failover", "search", "--to", "standby") == Exit.NO
+    assert "b1: sent no heartbeat" in capsys.readouterr().out
+    member.routes["GET", "/v1/deployments/search/failover"] = always(Answer(preview()))
+    assert run(member, "failover", "search", "--to", "standby") == Exit.NO, "it changed after it was looked at"
+    assert "node_silent: b1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [(), ("--to", "standby", "--back"), ("--to", "left")])
+def test_a_failover_says_which_side(member: StubServer, words: Any) -> None:
+    assert run(member, "failover", "search", *words) == Exit.USAGE
+    assert member.requests == []
+
+
+def test_status_says_which_side_takes_requests_after_a_failover(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    decided = {"to": "standby", "principal": "on-call", "forced": True, "overridden": ["verdict_too_old"], "decided_ms": 1_764_453_600_000}
+    member.routes["GET", "/v1/deployments/search"] = always(Answer(DEPLOYMENT | {"serving_side": "standby", "failover": decided}))
+    member.routes["GET", "/v1/rollouts/r1"] = always(Answer(rollout("active", "done")))
+    member.routes["GET", "/v1/nodes"] = always(Answer({"items": NODES, "next": None}))
+    member.routes["GET", "/v1/consistency"] = always(Answer({"items": [], "next": None}))
+    assert run(member, "status", "search") == Exit.OK
+    line = "the standby side takes requests, decided by on-call at 2025-11-29 22:00:00Z, forced over verdict_too_old"
+    assert line in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 
 from raftmeta.core import commands as c
 from raftmeta.core.errors import CODES, ErrorClass, RaftmetaError
-from raftmeta.core.types import DrainOverdue, Phase, Policy, Side, SideName, Stage, StageCounters, VersionSummary
+from raftmeta.core.types import Basis, DrainOverdue, Phase, Policy, Side, SideName, Stage, StageCounters, VectorFrom, VersionSummary
 
 SUMMARY = VersionSummary("a", "b", "c", "d", "e", 1, 2, 3, 4)
 PUBLISH = c.Publish("m", "1", SUMMARY, b"\x00")
@@ -29,6 +29,15 @@ GOLDEN: list[tuple[c.Body, str]] = [
     (c.AdvanceRollout("r", Phase.SYNCING), "9308a172a773796e63696e67"),
     (c.AbortRollout("r", "c", "n", ""), "9509a172a163a16ea0"),
     (c.RecordVerdict("d", "consistent", b"{}"), "940aa164aa636f6e73697374656e74c4027b7d"),
+    (
+        c.RecordCheck("d", "consistent", "s", b"{}", Basis(1, 300, "v", 301, 4)),
+        "960da164aa636f6e73697374656e74a173c4027b7d9501cd012ca176cd012d04",
+    ),
+    (c.FailOver("d", SideName.STANDBY, SideName.PRIMARY, 300, True), "960ea164a77374616e646279a77072696d617279cd012cc3"),
+    (
+        c.RecordEvidence("d", "a1", 1, 300, "v", "c", "w", VectorFrom.MEMORY, "e", "f", "", "b", 70_000, 5, "found"),
+        "dc00100ca164a2613101cd012ca176a163a177a66d656d6f7279a165a166a0a162ce0001117005a5666f756e64",
+    ),
     (c.RaiseFeatureLevel(2), "920b02"),
 ]
 

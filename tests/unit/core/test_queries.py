@@ -11,8 +11,9 @@ from raftmeta.core import commands as c
 from raftmeta.core import queries as q
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.events import Event
+from raftmeta.core.handlers.verdicts import MAX_PAST
 from raftmeta.core.types import Limits, Phase, Stage
-from tests.support.commands import World, declaration, publication, serving_world
+from tests.support.commands import World, check, declaration, publication, serving_world
 
 
 def walk(page: Callable[[str | None], q.Page], field: str) -> list[list[object]]:
@@ -186,6 +187,36 @@ def test_verdicts_are_paged_by_deployment() -> None:
         world.ok(declaration(name))
         world.ok(c.RecordVerdict(name, "consistent", b"{}"))
     assert walk(lambda after: q.verdicts_page(world.state, 2, after), "deployment") == [["c", "e"], ["f"]]
+
+
+def test_verdicts_since_a_revision_come_in_the_order_in_which_they_were_recorded() -> None:
+    world = serving_world(level=2)
+    for name in ("c", "e"):
+        world.ok(declaration(name))
+    revisions = []
+    for number in range(9):
+        world.ok(check(world.state, "diverged" if number % 2 else "incomplete", "cde"[number % 3], report=b'{"n": %d}' % number))
+        revisions.append(world.state.revision)
+    pages = walk(lambda after: q.verdicts_since(world.state, revisions[1], 3, after).page, "revision")
+    assert pages == [revisions[2:5], revisions[5:8], revisions[8:]]
+    mine = q.verdicts_since(world.state, 0, 10, None, "d").page.items
+    assert [item["revision"] for item in mine] == revisions[1::3]
+    assert [item["report"] for item in mine] == [None, None, {"n": 7}]
+    assert {item["summary"] for item in mine} == {"diverged summary", "incomplete summary"}
+    assert q.verdicts_since(world.state, revisions[8], 10) == q.VerdictsPage(q.Page([], None), 0)
+    assert [item["deployment"] for item in q.verdicts_page(world.state, 5, None, "e").items] == ["e"]
+    with pytest.raises(RaftmetaError):
+        q.verdicts_since(world.state, 0, 10, None, "x")
+
+
+def test_who_asks_for_verdicts_that_are_no_longer_kept_is_told() -> None:
+    world = serving_world(level=2)
+    for _ in range(MAX_PAST + 3):
+        world.ok(check(world.state, "incomplete"))
+    found = q.verdicts_since(world.state, 0, 1_000)
+    assert len(found.page.items) == MAX_PAST + 1
+    assert found.dropped_revision == found.page.items[0]["revision"] - 1
+    assert q.verdicts_since(world.state, found.dropped_revision, 1_000).dropped_revision == 0
 
 
 def test_what_served_at_a_time_follows_the_switch_orders() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from raftmeta.core import commands as c
-from raftmeta.core.handlers.checks import result
-from raftmeta.core.handlers.feature_level import raise_feature_level
 from raftmeta.core.handlers.verdicts import MAX_REPORT_BYTES
-from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL, State
+from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL
 from raftmeta.core.types import Verdict
-from raftmeta.core.work import Work
 from tests.support.commands import World, serving_world
 
 
@@ -41,11 +37,11 @@ def test_a_report_may_fill_its_limit() -> None:
 
 
 def test_the_feature_level_rises_by_one_up_to_what_this_build_knows() -> None:
-    """At a lower level this build's commands are not understood, so the handler is asked directly."""
-    work = Work(msgspec.structs.replace(State.empty(), feature_level=SUPPORTED_FEATURE_LEVEL - 1))
-    done = raise_feature_level(work, c.RaiseFeatureLevel(SUPPORTED_FEATURE_LEVEL))
-    assert done == result(level=SUPPORTED_FEATURE_LEVEL)
-    assert work.feature_level == work.finish().feature_level == SUPPORTED_FEATURE_LEVEL
+    world = World()
+    for level in range(2, SUPPORTED_FEATURE_LEVEL + 1):
+        assert world.ok(c.RaiseFeatureLevel(level)) == {"level": level}
+        assert world.state.feature_level == level
+    world.refused("feature_level_unsupported", c.RaiseFeatureLevel(SUPPORTED_FEATURE_LEVEL + 1))
 
 
 def test_raising_to_the_present_level_changes_nothing() -> None:
@@ -54,6 +50,6 @@ def test_raising_to_the_present_level_changes_nothing() -> None:
     assert world.state.feature_level == 1
 
 
-@pytest.mark.parametrize("level", [0, -1, 2, 3, 1 << 63])
+@pytest.mark.parametrize("level", [0, -1, 3, 4, 1 << 63])
 def test_a_level_that_falls_skips_or_is_unknown_is_refused(level: int) -> None:
     World().refused("feature_level_unsupported", c.RaiseFeatureLevel(level))

@@ -60,6 +60,12 @@ def test_a_hello_that_agrees_is_accepted() -> None:
     assert refusal(HELLO, Identity("c1", "b"), msgspec.structs.replace(ACCEPTING, dialled="b")) is None
 
 
+@pytest.mark.parametrize(("feature", "level", "is_refused"), [(1, 0, False), (1, 1, False), (2, 1, False), (1, 2, True), (0, 1, True)])
+def test_a_build_that_cannot_run_the_level_of_the_cluster_gets_no_link(feature: int, level: int, is_refused: bool) -> None:
+    hello, expected = msgspec.structs.replace(HELLO, feature=feature), msgspec.structs.replace(ACCEPTING, feature=level)
+    assert refusal(hello, Identity("c1", "b"), expected) is (Refusal.FEATURE_TOO_LOW if is_refused else None)
+
+
 @pytest.mark.parametrize(
     ("changes", "certified", "reason"),
     [

@@ -92,6 +92,21 @@ def test_members_that_dial_each_other_at_the_same_moment_end_with_one_link(tmp_p
             assert len(live) - len(gone) == 2
 
 
+def test_a_link_tells_what_the_peers_build_can_run_and_one_that_can_run_too_little_gets_none(tmp_path: Path) -> None:
+    with Mesh(tmp_path) as mesh:
+        a, b, _ = mesh.trio(feature=2)
+        assert {event.feature for event in a.links() if isinstance(event, Connected)} == {2}
+        for member in (a, mesh.members["c"]):
+            member.transport.require_feature(2)
+        b.transport.close()
+        old = mesh.add("b", files=b.files, feature=1)
+        mesh.introduce()
+        b.polled = False
+        mesh.pump(lambda: a.count("refused_feature_too_low") + mesh.members["c"].count("refused_feature_too_low") >= 2)
+        assert "b" not in a.transport.connected() | mesh.members["c"].transport.connected()
+        old.polled = False
+
+
 def test_a_restarted_peer_replaces_its_former_link_and_the_end_is_told_first(tmp_path: Path) -> None:
     with Mesh(tmp_path) as mesh:
         a, b, _ = mesh.trio()

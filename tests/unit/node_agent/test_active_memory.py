@@ -234,7 +234,9 @@ def test_a_whole_pass_is_a_proof_as_old_as_its_beginning_until_somebody_doubts_i
     scene.active.note_pass(scene.watched, 6_000, time.monotonic_ns() - 9_000_000_000)
     again = scene.station.proven()
     assert again is not None and again.age_ms < 9_000, "a younger reading was replaced by an older one"
-    scene.active.doubt()
+    scene.active.doubt(scene.watched)
+    told = scene.station.evidence()
+    assert told is not None and told.finding == "integrity_mismatch"
     assert scene.station.proven() is None
 
 

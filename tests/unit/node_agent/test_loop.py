@@ -19,12 +19,13 @@ from node_agent.journal import DeploymentRecord
 from node_agent.loop import Bounds, Loop
 from node_agent.metrics import Meter
 from node_agent.observe import Observer
-from node_agent.plan import Target
+from node_agent.plan import Order, Target
 from node_agent.report import NodeFacts
 from node_agent.station import Station
 from node_agent.taking import Means
 from raftmeta.client import Bookmark, Change, Reply
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.types import SideName
 from tests.support.agent_fakes import FakeCrew, FakeProvider
 from tests.support.agent_memory import NodeMemory
 from tests.support.small_version import Version, make_version
@@ -44,6 +45,7 @@ class FakeControlPlane:
         self.lists = 0
         self.heartbeats: list[dict[str, Any]] = []
         self.attested: list[dict[str, Any]] = []
+        self.evidence: list[dict[str, Any]] = []
         self._queue: asyncio.Queue[Change | Bookmark | RaftmetaError] = asyncio.Queue()
 
     def declare(self, name: str = "search", nodes: Sequence[str] = ("n1",), **fields: Any) -> dict[str, Any]:
@@ -93,6 +95,11 @@ class FakeControlPlane:
     async def attest(self, node: str, attestation: Mapping[str, Any]) -> Reply:
         reply = self._reply({})
         self.attested.append(dict(attestation))
+        return reply
+
+    async def record_evidence(self, node: str, evidence: Mapping[str, Any]) -> Reply:
+        reply = self._reply({})
+        self.evidence.append(dict(evidence))
         return reply
 
     async def watch(self, from_revision: int, resources: Sequence[str]) -> AsyncIterator[Change | Bookmark]:
@@ -178,6 +185,39 @@ def test_what_is_committed_is_brought_up_from_the_list_alone(scene: Scene) -> No
         beat = scene.status
         assert beat["deployments"]["search"]["vector_root"] == scene.versions["1.0.0"].target.vector_root
         assert [(slot["slot"], slot["state"]) for slot in beat["slots"]] == [("active", "verified"), ("standby", "empty")]
+
+    run(work)
+
+
+def test_what_serves_is_told_with_the_order_that_it_obeys(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+        await scene.until(lambda: bool(scene.plane.evidence))
+        word, target = scene.plane.evidence[0], scene.versions["1.0.0"].target
+        assert (word["version"], word["checksum"], word["vector_root"]) == ("1.0.0", target.checksum, target.vector_root)
+        assert (word["generation"], word["order_revision"], word["boot_id"]) == (1, 7, "boot-1")
+
+    run(work)
+
+
+def test_a_failover_is_written_down_before_its_order_is_obeyed_and_the_version_stays(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+
+        def step() -> bool:
+            record = scene.memory.journal.record.deployments.get("search")
+            if scene.serving() == "1.0.0" and scene.plane.revision == 10:
+                decided = {"serving_side": "standby", "failover": {"to": "standby", "revision": 11}}
+                scene.plane.tell(Event("deployment", "search", "put", scene.plane.declare(version="1.0.0", order_revision=11, **decided)))
+            return record is not None and record.fence == Order(1, 11)
+
+        await scene.until(step)
+        record = scene.memory.journal.record.deployments["search"]
+        assert (record.serving_side, record.serving_order, record.fenced_by) == (SideName.STANDBY, Order(1, 11), SideName.STANDBY)
+        assert scene.status["deployments"]["search"]["serving_side"] == "standby"
+        assert scene.status["deployments"]["search"]["version"] == "1.0.0"
 
     run(work)
 

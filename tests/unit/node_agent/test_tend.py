@@ -107,7 +107,10 @@ def test_evidence_names_what_serves_when_it_was_compared_and_what_lies_beside_it
         reading = scene.station.vector()
         assert reading is not None and reading.root != scene.target(1).vector_root
         assert (found := scene.station.evidence()) is not None and found.verified_at_ms == 2000, "what did not compare is no verification"
+        assert found.finding == "integrity_mismatch" and found.verified_age_ms >= 0
         scene.station._arena._slot(0)[5] ^= 1
+        assert scene.station.vector() is not None
+        assert (found := scene.station.evidence()) is not None and found.finding == "" and found.verified_at_ms == 3000
         scene.close()
         scene.take_over()
         assert scene.station.evidence() is None, "another process said so"

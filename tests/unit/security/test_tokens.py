@@ -10,7 +10,7 @@ import pytest
 
 from raftmeta.core import commands as c
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.types import Phase, Policy, Side, SideName, Stage, StageCounters, VersionSummary
+from raftmeta.core.types import Basis, Phase, Policy, Side, SideName, Stage, StageCounters, VectorFrom, VersionSummary
 from raftmeta.security.roles import ACTIONS, COMMAND_ACTIONS, Principal, Role, node_of_resource, permitted
 from raftmeta.security.tokens import ANONYMOUS, Authorizer, load_principals, new_token, token_digest
 
@@ -35,18 +35,20 @@ ALLOWED = {
     "declare": {"ann", "oz"},
     "activate": {"ann", "oz"},
     "rollback": {"ann", "oz"},
+    "failover": {"ann", "oz"},
     "abort": {"ann", "oz"},
     "verdict": {"ann", "oz", "cron"},
     "heartbeat": {"agent:n1"},
     "attest": {"agent:n1"},
+    "evidence": {"agent:n1"},
     "advance": set(),
     "feature_level": {"ann"},
     "members": {"ann"},
-    "infer": {"ann", "app"},
+    "infer": {"ann", "app", "cron"},
     "inspect": {"ann", "oz", "cron", "agent:n1", "agent:n2"},
     "health": {"ann", "oz", "pat", "rex", "cron", "app", "agent:n1", "agent:n2"},
 }
-RESOURCE = {"heartbeat": "nodes/n1/heartbeat", "attest": "nodes/n1/attestations"}
+RESOURCE = {"heartbeat": "nodes/n1/heartbeat", "attest": "nodes/n1/attestations", "evidence": "nodes/n1/evidence"}
 
 SUMMARY = VersionSummary("c", "d", "w", "r", "m", 1, 1, 1, 1)
 PUBLISH = c.Publish("m", "1", SUMMARY, b"")
@@ -62,6 +64,9 @@ BODIES: dict[str, c.Body] = {
     "abort": c.AbortRollout("r", "code", "", ""),
     "verdict": c.RecordVerdict("d", "consistent", b"{}"),
     "feature_level": c.RaiseFeatureLevel(2),
+    "failover": c.FailOver("d", SideName.STANDBY, None, 1, False),
+    "check": c.RecordCheck("d", "incomplete", "", b"{}", Basis(0, 0, "", 0, 0)),
+    "evidence": c.RecordEvidence("d", "n1", 0, 0, "", "", "", VectorFrom.MEMORY, "", "", "", "b", 0, 0, ""),
 }
 
 
@@ -127,7 +132,7 @@ def test_an_action_outside_the_table_is_forbidden_even_for_an_admin(path: Path, 
 
 
 @pytest.mark.parametrize("resource", ["nodes/n2/heartbeat", "nodes//heartbeat", "nodes", "", "models/n1", "nodes/n1x/beat", "xnodes/n1"])
-@pytest.mark.parametrize("action", ["heartbeat", "attest"])
+@pytest.mark.parametrize("action", ["heartbeat", "attest", "evidence"])
 def test_an_agent_speaks_for_its_own_node_only(path: Path, action: str, resource: str) -> None:
     authorizer = Authorizer(path)
     caller = authorizer.authenticate(TOKENS["agent:n1"])
