@@ -18,7 +18,7 @@ from raftmeta.security.tokens import new_token, token_digest
 from tests.support.front_scene import Scene, refused_unread, run
 
 TOKENS = {role: new_token() for role in Role if role is not Role.SYSTEM}
-INFER = {Role.INFERENCE, Role.ADMIN}
+INFER = {Role.INFERENCE, Role.CHECKER, Role.ADMIN}
 INSPECT = {Role.CHECKER, Role.OPERATOR, Role.AGENT, Role.ADMIN}
 METRICS = set(TOKENS) - {Role.INFERENCE}
 NEEDED = {
