@@ -27,7 +27,8 @@ LAGS = ("--lag-limit", "600000")  # how long a busy machine takes to switch is n
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoSides]:
     with shm_directory() as arena_dir:
-        made = TwoSides(tmp_path_factory.mktemp("sides"), arena_dir, verify_max_age_s=0)
+        # Without the scrub, which would mend a flipped bit as soon as a check has read it, between two of its questions.
+        made = TwoSides(tmp_path_factory.mktemp("sides"), arena_dir, verify_max_age_s=0, scrub_interval_s=0)
         try:
             made.start()
             made.serve("1.0.0")
