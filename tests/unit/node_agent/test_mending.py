@@ -167,10 +167,10 @@ def test_requests_wait_for_the_other_slot_where_that_does_not_take_long(scene: S
 
 def test_more_blocks_than_requests_should_wait_for_go_into_the_other_slot(scene: Scene) -> None:
     async def work() -> None:
-        scene.damage()
-        many = {"a": list(range(scrub.MAX_IN_PLACE_BLOCKS + 1))}
-        scene.active.damaged = lambda watched, tensor: many[tensor]  # type: ignore[method-assign]
-        assert await scene.mend() is Remedy.RESTAGE
+        scene.damage(*(block * BLOCK_BYTES for block in range(scrub.MAX_IN_PLACE_BLOCKS)), tensor="big")
+        assert await scene.mend("big") is Remedy.REPAIR
+        scene.damage(*(block * BLOCK_BYTES for block in range(scrub.MAX_IN_PLACE_BLOCKS + 1)), tensor="big")
+        assert await scene.mend("big") is Remedy.RESTAGE
         assert scene.answer() == NOTHING_SERVES
 
     run(work)
