@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -62,8 +61,7 @@ class Bound(NamedTuple):
 class _Deployment:
     """One deployment's memory and modules in this worker."""
 
-    def __init__(self, arena_path: Path, block_path: Path, worker: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._clock_ns = clock_ns
+    def __init__(self, arena_path: Path, block_path: Path, worker: int) -> None:
         self.arena = Arena.open(arena_path)
         self.snapshots = Snapshots(arena_path)
         self.block = ControlBlock.open(block_path)
@@ -78,10 +76,9 @@ class _Deployment:
     def held(self, slot: int) -> tuple[Bound, SlotRecord] | None:
         """As `usable`, also while a block of the slot is being written again."""
         bound, record = self.slots.get(slot), self.record(slot)
-        fits = bound is not None and (record.checksum, record.version) == (bound.checksum, bound.label)
-        if bound is None or not fits or not (record.state is SlotState.VERIFIED or self._is_in_repair(record)):
+        if bound is None or (record.checksum, record.version) != (bound.checksum, bound.label):
             return None
-        return bound, record
+        return (bound, record) if record.state is SlotState.VERIFIED or _is_in_repair(record) else None
 
     def record(self, slot: int) -> SlotRecord:
         """One that was just being replaced is read again."""
@@ -93,9 +90,6 @@ class _Deployment:
             if record.state is not SlotState.EMPTY:
                 break
         return record
-
-    def _is_in_repair(self, record: SlotRecord) -> bool:
-        return record.state is SlotState.DIRTY and self._clock_ns() < record.repair_until_ns
 
     @property
     def active(self) -> int:
@@ -113,7 +107,7 @@ class _Deployment:
                 if word[0] == NO_SLOT:
                     return "no slot serves: nothing was verified since the agent started"
                 record = self.record(word[0])
-                if record.state is SlotState.VERIFIED or self._is_in_repair(record):
+                if record.state is SlotState.VERIFIED or _is_in_repair(record):
                     return ""
                 if self.block.active() == word:
                     return f"the slot that should serve, {word[0]}, is {record.state.value}, not verified"
@@ -128,6 +122,11 @@ class _Deployment:
         self.block.close()
         with suppress(BufferError):
             self.arena.close()
+
+
+def _is_in_repair(record: SlotRecord) -> bool:
+    """A block is being written again, and should be done in a moment."""
+    return record.state is SlotState.DIRTY and time.monotonic_ns() < record.repair_until_ns
 
 
 class Computing(NamedTuple):

@@ -115,16 +115,24 @@ class Mender:
         sha256 = watched.held[tensor]
         found = await asyncio.to_thread(read_blocks, self.blobs.path(sha256), sha256, blocks)
         if found is None:
-            self.blobs.discard(sha256)
-            record = watched.record
-            target = Target(self.model, record.version, record.checksum, record.vector_root)
-            elsewhere = frozenset(watched.held.values()) - {sha256}
-            log.warning("blob_fetched_again", deployment=self.deployment, tensor=tensor, sha256=sha256)
-            await self.provider.fetch(target, elsewhere, lambda: False)
-            found = await asyncio.to_thread(read_blocks, self.blobs.path(sha256), sha256, blocks)
-        if found is None:
-            raise Refusal("source_failed", f"tensor {tensor!r}", f"a blob {sha256}", "none that is whole", "fill")
+            found = await self._fetched_blocks(watched, tensor, blocks)
         return [Fix(tensor, block, functools.partial(_copy, data)) for block, data in found.items()]
+
+    async def _fetched_blocks(self, watched: Watched, tensor: str, blocks: Sequence[int]) -> dict[int, bytes]:
+        """Out of the blob as a source has it. Something else of the version that no source has keeps nobody from using it."""
+        sha256, record = watched.held[tensor], watched.record
+        log.warning("blob_fetched_again", deployment=self.deployment, tensor=tensor, sha256=sha256)
+        self.blobs.discard(sha256)
+        target = Target(self.model, record.version, record.checksum, record.vector_root)
+        why: Exception = Refusal("source_failed", f"tensor {tensor!r}", f"a blob {sha256}", "none that is whole", "fill")
+        try:
+            await self.provider.fetch(target, frozenset(watched.held.values()) - {sha256}, lambda: False)
+        except (FetchFailed, RaftmetaError) as cause:
+            why = cause
+        found = await asyncio.to_thread(read_blocks, self.blobs.path(sha256), sha256, blocks)
+        if found is None:
+            raise why
+        return found
 
 
 def read_blocks(path: Path, sha256: str, blocks: Sequence[int]) -> dict[int, bytes] | None:

@@ -134,6 +134,22 @@ def test_a_blob_that_is_no_longer_what_it_was_is_fetched_again_before_a_byte_of_
     run(work)
 
 
+def test_a_blob_that_came_is_used_although_something_else_of_the_version_could_not_be_had(scene: Scene) -> None:
+    async def work() -> None:
+        scene.damage()
+        scene.memory.store.discard(BLOB)
+
+        async def fetch(target: Target, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
+            scene.memory.fetch(scene.versions[1])
+            raise FetchFailed("source_unavailable", "no block checks")
+
+        scene.provider.fetch = fetch  # type: ignore[method-assign]
+        assert await scene.mend() is Remedy.REPAIR
+        assert scene.answer() == GOOD
+
+    run(work)
+
+
 def test_without_a_blob_the_slot_is_given_up_and_the_plan_looks_again_while_requests_wait(scene: Scene) -> None:
     async def work() -> None:
         scene.damage()
@@ -167,10 +183,10 @@ def test_requests_wait_for_the_other_slot_where_that_does_not_take_long(scene: S
 
 def test_more_blocks_than_requests_should_wait_for_go_into_the_other_slot(scene: Scene) -> None:
     async def work() -> None:
-        scene.damage()
-        many = {"a": list(range(scrub.MAX_IN_PLACE_BLOCKS + 1))}
-        scene.active.damaged = lambda watched, tensor: many[tensor]  # type: ignore[method-assign]
-        assert await scene.mend() is Remedy.RESTAGE
+        scene.damage(*(block * BLOCK_BYTES for block in range(scrub.MAX_IN_PLACE_BLOCKS)), tensor="big")
+        assert await scene.mend("big") is Remedy.REPAIR
+        scene.damage(*(block * BLOCK_BYTES for block in range(scrub.MAX_IN_PLACE_BLOCKS + 1)), tensor="big")
+        assert await scene.mend("big") is Remedy.RESTAGE
         assert scene.answer() == NOTHING_SERVES
 
     run(work)
