@@ -257,3 +257,9 @@ class Ledger:
     def pairs_covered(self) -> tuple[int, int]:
         """Pairs of a node of each side that were compared, of all."""
         return len(self.pairs), len(self.nodes["primary"]) * len(self.nodes["standby"])
+
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """Nodes of which no sample was compared."""
+        seen = {node for pair in self.pairs for node in pair}
+        return tuple(node for nodes in self.nodes.values() for node in nodes if node not in seen)

@@ -8,30 +8,26 @@ found is not recorded, since a verdict `consistent` says more than this can know
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from consistency import live_questions, live_report
+from consistency import live_report
 from consistency.agent_answers import AgentFault
 from consistency.findings import DIVERGED, EXIT_STATUS
 from consistency.live import Heard, Judgement, Ledger, Question
 from consistency.live_agents import LiveAgents
 from consistency.live_report import Ran
-from consistency.live_run import Probing, Sides
+from consistency.live_run import Probing
 from consistency.node_http import HttpOptions, NodeHttp
-from consistency.target import DeploymentSeen, deployment_of
+from consistency.target import deployment_of
+from consistency.two_sides import QuestionOptions, Sides, manifest_of, questions_for, seen_by_members, stopping
 from raftmeta.cli import output
-from raftmeta.cli.exits import UsageFault
-from raftmeta.cli.program import MemberOptions, command
+from raftmeta.cli.program import command
 from raftmeta.client.config import resolve
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import Manifest
@@ -39,7 +35,6 @@ from raftmeta.core.manifest import Manifest
 if TYPE_CHECKING:
     from raftmeta.client import Client
 
-MAX_FILE_BYTES = 64 << 20
 TELL_S = 1.0
 TELL_FILE_S = 60.0  # where each is a line of its own
 RECORD_S = 300.0  # between records of a run that goes on finding differences
@@ -47,30 +42,18 @@ WARM_REQUESTS = 5  # of each node that has computed nothing yet
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveOptions(MemberOptions):
-    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT", help="One with both sides.")]
+class LiveOptions(QuestionOptions):
     seconds: Annotated[float | None, typer.Option("--for", metavar="SECONDS", min=1, help="Without it until Ctrl-C or SIGTERM.")] = None
     share: Annotated[float, typer.Option("--share", metavar="SHARE", min=0.0001, max=1, help="Of the capacity of the smaller side.")] = 0.02
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="SAMPLES", min=0.01, max=100_000, help="A second, instead of --share.")
     ] = None
-    inputs: Annotated[
-        Path | None,
-        typer.Option(
-            "--inputs", metavar="FILE", help="A JSON object with `inputs` a line. Without it the version's probes, or drawn numbers."
-        ),
-    ] = None
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, max=1024, help="Samples in a request of drawn numbers.")] = 8
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of drawn numbers.")] = 1
     lag_limit: Annotated[float, typer.Option("--lag-limit", metavar="SECONDS", min=0, help="How long a side may be behind the other.")] = (
         10.0
     )
     least_coverage: Annotated[
         float, typer.Option("--least-coverage", metavar="SHARE", min=0, max=1, help="Of the samples; less is incomplete.")
     ] = 0.9
-    node_timeout: Annotated[
-        float, typer.Option("--node-timeout", metavar="SECONDS", min=0.1, max=3600, help="For each question to a node.")
-    ] = 10.0
     record: Annotated[bool, typer.Option("--record/--no-record", help="Keep differences with the members.")] = True
 
 
@@ -109,15 +92,15 @@ class _Session:
     _dtypes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     async def run(self) -> Ran:
-        deployment = await self._deployment()
-        sides = await self._sides(deployment)
-        manifest = await self._learn(deployment.model, deployment.version)
-        questions, sources = await self._questions(sides, manifest)
+        deployment, sides = await seen_by_members(self.client, self.options.deployment)
+        self.model = deployment.model
+        questions, sources = await questions_for(self.options, sides, self.agents, await self._learn(deployment.version))
         first = next(questions)
         capacity = await self._capacity(sides, first)
         rows = first.rows
         rate = self.options.rate or max(0.01, self.options.share * capacity * rows)
-        ledger = Ledger({"primary": list(sides.primary), "standby": list(sides.standby)}, self.options.lag_limit)
+        assert deployment.standby is not None
+        ledger = Ledger({"primary": deployment.primary.nodes, "standby": deployment.standby.nodes}, self.options.lag_limit)
         probing = Probing(sides, self.agents, ledger, questions, self._dtypes_of, self._act, rate)
         began = time.monotonic()
 
@@ -129,7 +112,7 @@ class _Session:
             )
 
         self.ran = ran
-        async with _stopping(self.options.seconds) as stop:
+        async with stopping(self.options.seconds) as stop:
             telling = asyncio.create_task(self._tell(ran))
             try:
                 await probing.run(stop)
@@ -145,39 +128,6 @@ class _Session:
             self.progress.say(live_report.line(ran()))
 
     # --- before the first question
-
-    async def _deployment(self) -> DeploymentSeen:
-        seen = deployment_of(await self.client.get_deployment(self.options.deployment))
-        if seen.standby is None:
-            raise UsageFault(f"{seen.name} has one side, so there is nothing to compare", "`raftmeta deploy` declares a standby")
-        if not seen.version:
-            raise RaftmetaError("starting", f"{seen.name}: no version was activated yet")
-        self.model = seen.model
-        return seen
-
-    async def _sides(self, deployment: DeploymentSeen) -> Sides:
-        assert deployment.standby is not None
-        urls = {str(item["node"]): str(item["url"]) for item in (await self.client.nodes())["items"]}
-        sides = [{node: urls[node] for node in side.nodes if node in urls} for side in (deployment.primary, deployment.standby)]
-        if not all(sides):
-            unheard = "standby" if sides[0] else "primary"
-            raise RaftmetaError("starting", f"{deployment.name}: no member has heard of a node of the {unheard} side")
-        return Sides(deployment.name, *sides)
-
-    async def _questions(self, sides: Sides, manifest: Manifest) -> tuple[Iterator[Question], int]:
-        """And how many there are, 0 when they are drawn."""
-        if self.options.inputs is not None:
-            known = live_questions.of_lines(_read(self.options.inputs))
-        else:
-            known = live_questions.of_probes(manifest.probes)
-        if known:
-            return live_questions.in_turn(known), len(known)
-        node, url = next(iter(sides.primary.items()))
-        try:
-            described = await self.agents.described(url, sides.deployment)
-        except AgentFault as fault:
-            raise RaftmetaError("starting", f"{node} does not say what {sides.deployment} takes: {fault}") from fault
-        return live_questions.drawn(described.inputs, self.options.batch, self.options.seed), 0
 
     async def _capacity(self, sides: Sides, question: Question) -> float:
         """Requests a second of the smaller side, from what its nodes have counted."""
@@ -201,11 +151,11 @@ class _Session:
 
     async def _dtypes_of(self, version: str) -> tuple[str, ...]:
         if version not in self._dtypes:
-            await self._learn(self.model, version)
+            await self._learn(version)
         return self._dtypes[version]
 
-    async def _learn(self, model: str, version: str) -> Manifest:
-        manifest = msgspec.convert(dict(await self.client.get_manifest(model, version)), Manifest)
+    async def _learn(self, version: str) -> Manifest:
+        manifest = await manifest_of(self.client, self.model, version)
         self._dtypes[version] = tuple(sorted({tensor.dtype for tensor in manifest.tensors}))
         return manifest
 
@@ -220,36 +170,24 @@ class _Session:
         self.recorded_at = time.monotonic()
         if not self.options.record:
             return
+        ran = self.ran()
+        kept = ran.ledger.kept[-1]
         try:
-            await self.client.record_verdict(self.options.deployment, DIVERGED, live_report.for_record(self.ran()))
+            reply = await self.client.get_deployment(self.options.deployment)
+            now = deployment_of(reply)
+            if now.in_flight or now.version not in (kept.primary.version, kept.standby.version):
+                self.actions.append(f"not recorded: {now.version} was ordered since")
+                return
+            basis = {
+                "generation": reply.generation,
+                "order_revision": now.order_revision,
+                "version": now.version,
+                "started_revision": reply.revision,
+                "node_count": len(now.nodes) - len(ran.ledger.uncompared),
+            }
+            await self.client.record_verdict(self.options.deployment, DIVERGED, live_report.for_record(ran), basis=basis)
         except RaftmetaError as error:
             self.actions.append(f"not recorded: {error}")
-
-
-@asynccontextmanager
-async def _stopping(seconds: float | None) -> AsyncIterator[asyncio.Event]:
-    """Set by SIGINT or SIGTERM, or when the time is up."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.set)
-    timer = None if seconds is None else loop.call_later(seconds, stop.set)
-    try:
-        yield stop
-    finally:
-        if timer is not None:
-            timer.cancel()
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageFault(f"{path} has more than {MAX_FILE_BYTES} bytes", "give fewer questions; they are asked in turn")
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as cause:
-        raise UsageFault(f"{path} cannot be read: {cause}", "name a file of JSON lines, each with `inputs`") from cause
 
 
 main = command("live", LiveOptions, _live)

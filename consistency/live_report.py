@@ -29,11 +29,11 @@ class Ran(NamedTuple):
 
 
 def verdict(ran: Ran) -> str:
-    """Any difference makes `diverged`; too little compared, or nothing, makes `incomplete`."""
+    """Any difference makes `diverged`; too little compared, or a node of which nothing was, makes `incomplete`."""
     ledger = ran.ledger
     if ledger.kept or ledger.dropped:
         return DIVERGED
-    return CONSISTENT if ledger.samples[Kind.COMPARED] and ledger.coverage >= ran.least_coverage else INCOMPLETE
+    return CONSISTENT if not ledger.uncompared and ledger.coverage >= ran.least_coverage else INCOMPLETE
 
 
 def line(ran: Ran) -> str:
@@ -60,6 +60,7 @@ def as_json(ran: Ran, kept: int | None = None) -> dict[str, Any]:
         "beyond": ledger.beyond,
         "pairs": {"covered": covered, "of": pairs},
         "questions": {"covered": len(ledger.questions), "of": ran.sources or None},
+        "not_compared": list(ledger.uncompared),
         "unanswered": dict(sorted(ledger.faults.items())),
         "actions": list(ran.actions),
         "kept": [each.as_json() for each in list(ledger.kept)[-(kept or len(ledger.kept)) :]] if ledger.kept else [],
@@ -88,6 +89,8 @@ def _lines(ran: Ran) -> Iterator[str]:
     covered, pairs = ledger.pairs_covered
     questions = f"{len(ledger.questions)} of {ran.sources}" if ran.sources else "drawn"
     yield f"  coverage     {covered} of {pairs} pairs of nodes, questions {questions}"
+    if ledger.uncompared:
+        yield f"  not compared {', '.join(map(printable, ledger.uncompared))}"
     for node, count in sorted(ledger.faults.items()):
         yield f"  unanswered   {printable(node)}: {count}"
     for action in ran.actions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from consistency.applied import Applied
 from consistency.inference import Output
 from consistency.live import Heard, Judgement, Ledger, Question, judge
 from consistency.live_agents import Standing
+from consistency.two_sides import Sides
 
 POLL_S = 1.0
 MAX_IN_FLIGHT = 64
@@ -27,19 +28,6 @@ BEHIND_S = 1.0  # by which questions may be late before they are left out
 class Agents(Protocol):
     async def infer(self, url: str, deployment: str, body: bytes) -> tuple[str, tuple[Output, ...]]: ...
     async def standing(self, url: str, deployment: str) -> Standing: ...
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Nodes of both sides that serve a deployment, with where they listen."""
-
-    deployment: str
-    primary: Mapping[str, str]
-    standby: Mapping[str, str]
-
-    @property
-    def urls(self) -> dict[str, str]:
-        return {**self.primary, **self.standby}
 
 
 Act = Callable[[Question, Heard, Heard, Judgement], Awaitable[None]]  # what follows from a difference

@@ -156,6 +156,12 @@ COMMANDS: dict[str, CommandInfo] = {
         "raftmeta check search",
         LOOK,
     ),
+    "drill side-failover": CommandInfo(
+        "consistency.drill_command:main",
+        "Rehearse a fail-over under requests, to the other side and back, and measure it",
+        "raftmeta drill side-failover search --report drill.json",
+        LOOK,
+    ),
     "live": CommandInfo(
         "consistency.live_command:main",
         "Ask both sides the same, all the time, and compare their answers; exit status 0, 1 or 2",

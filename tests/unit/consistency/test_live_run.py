@@ -15,7 +15,8 @@ from consistency.agent_answers import AgentFault
 from consistency.inference import Output
 from consistency.live import Heard, Judgement, Kind, Ledger, Question
 from consistency.live_agents import Spec, Standing
-from consistency.live_run import Probing, Sides
+from consistency.live_run import Probing
+from consistency.two_sides import Sides
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.probes import Probe, ProbeTensor
 

@@ -1,0 +1,144 @@
+"""`raftmeta drill side-failover`: lets the other side of a deployment serve and back again, under requests, and measures what they see.
+
+It decides what `raftmeta failover` decides, twice, each time after a check, and nothing is forced: what speaks against it ends the drill.
+Requests come from this machine, at a low rate, with one retry on the other side, as a router would send them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from consistency import drill
+from consistency.agents import HttpAgents
+from consistency.collect import Checker
+from consistency.drill import Drill, Move
+from consistency.drill_run import OTHER, Load
+from consistency.findings import CONSISTENT, Limits
+from consistency.live_agents import LiveAgents
+from consistency.node_http import HttpOptions, NodeHttp
+from consistency.recording import record
+from consistency.two_sides import QuestionOptions, manifest_of, questions_for, seen_by_members
+from raftmeta.cli import output
+from raftmeta.cli.exits import Exit, UsageFault
+from raftmeta.cli.program import command
+from raftmeta.client.config import resolve
+from raftmeta.core.errors import RaftmetaError
+
+if TYPE_CHECKING:
+    from raftmeta.client import Client
+
+FENCE_S = 30.0  # for every node of the old side to refuse
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillOptions(QuestionOptions):
+    rate: Annotated[float, typer.Option("--rate", metavar="REQUESTS", min=0.1, max=10_000, help="A second.")] = 20.0
+    steady: Annotated[
+        float, typer.Option("--steady", metavar="SECONDS", min=1, max=3600, help="Before, between and after the fail-overs.")
+    ] = 5.0
+    stay: Annotated[bool, typer.Option("--stay", help="Do not go back: the other side serves from then on.")] = False
+    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the figures there as JSON.")] = None
+
+
+def _drill(options: DrillOptions) -> int:
+    """Rehearse a fail-over under requests: to the side that does not serve, and back.
+
+    Exit status: 0 no request was lost after its one retry, the other side answered, and every node of the old side refused; 1 something of
+    that does not hold, or a fail-over was refused; 2 the members or nodes cannot be reached; 3 wrong command line.
+    """
+    with output.Progress(quiet=options.json) as progress:
+        made = asyncio.run(_work(options, progress))
+    if options.report is not None:
+        try:
+            options.report.write_bytes(msgspec.json.format(msgspec.json.encode(drill.as_json(made)), indent=2) + b"\n")
+        except OSError as cause:
+            raise UsageFault(f"{options.report} cannot be written: {cause}", "name a file in a directory that is yours") from cause
+    if options.json:
+        output.print_json(drill.as_json(made))
+    else:
+        output.console().print(drill.as_text(made), markup=False, end="", soft_wrap=True)
+    return Exit.OK if made.holds else Exit.NO
+
+
+async def _work(options: DrillOptions, progress: output.Progress) -> Drill:
+    connection = resolve(options.url or (), options.config)
+    http = HttpOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout, max_at_once=256)
+    async with options.connect(progress.say) as client, NodeHttp(http) as nodes, HttpAgents(http) as checked:
+        agents = LiveAgents(nodes, options.node_timeout)
+        deployment, sides = await seen_by_members(client, options.deployment)
+        serving = str((await client.get_deployment(options.deployment))["serving_side"])
+        manifest = await manifest_of(client, deployment.model, deployment.version)
+        questions, _ = await questions_for(options, sides, agents, manifest)
+        urls = {"primary": sides.primary, "standby": sides.standby}
+        drilling = _Drilling(client, options, checked, progress)
+        await drilling.require_allowed(OTHER[serving])
+        load = Load(options.deployment, urls, agents, questions, options.rate, serving)
+        stop = asyncio.Event()
+        began_s = time.monotonic()
+        asking = asyncio.create_task(load.run(stop))
+        moves: list[Move] = []
+        trouble = ""
+        try:
+            for to in (OTHER[serving],) if options.stay else (OTHER[serving], serving):
+                progress.say(f"{options.deployment}: the {OTHER[to]} side serves under {options.rate:g} requests/s")
+                await _steady(options.steady, asking)
+                moves.append(await drilling.move(load, to))
+            await _steady(options.steady, asking)
+        except RaftmetaError as error:
+            trouble = f"the {OTHER[to]} side serves on: {error}"
+        finally:
+            stop.set()
+            await asking
+        assert deployment.standby is not None
+        nodes_of = {"primary": deployment.primary.nodes, "standby": deployment.standby.nodes}
+        return Drill(
+            deployment.name, deployment.model, options.rate, began_s, time.monotonic(), tuple(load.asked), tuple(moves), nodes_of, trouble
+        )
+
+
+async def _steady(seconds: float, asking: asyncio.Task[None]) -> None:
+    await asyncio.wait({asking}, timeout=seconds)
+    if asking.done():
+        asking.result()
+
+
+@dataclass
+class _Drilling:
+    """Each fail-over rests on a check of its own: the one before is of an order that is no longer current."""
+
+    client: Client
+    options: DrillOptions
+    agents: HttpAgents
+    progress: output.Progress
+
+    async def require_allowed(self, to: str) -> None:
+        """Raises RaftmetaError failover_refused with all that speaks against it, or what the check found."""
+        name = self.options.deployment
+        (verdict,) = await Checker(self.client, self.agents, Limits(), self.progress.say).check([name])
+        unrecorded = await record(self.client, [verdict])
+        if verdict.verdict != CONSISTENT or unrecorded:
+            found = "; ".join(unrecorded) or f"{verdict.verdict}, `raftmeta check {name}` says why"
+            raise RaftmetaError("failover_refused", f"the check before it: {found}")
+        seen: Mapping[str, Any] = await self.client.preview_failover(name, to)
+        if not seen["allowed"]:
+            raise RaftmetaError("failover_refused", "; ".join(str(reason["detail"]) for reason in seen["reasons"]))
+
+    async def move(self, load: Load, to: str) -> Move:
+        await self.require_allowed(to)
+        self.progress.say(f"{self.options.deployment}: letting the {to} side serve")
+        asked_s = time.monotonic()
+        decided = await self.client.fail_over(self.options.deployment, {"to": to, "expected_serving_side": OTHER[to]})
+        decided_s = time.monotonic()
+        refused = await load.until_refused(OTHER[to], FENCE_S)
+        return Move(to, OTHER[to], asked_s, decided_s, int(decided["order_revision"]), refused)
+
+
+main = command("drill side-failover", DrillOptions, _drill)
