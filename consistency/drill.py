@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-FENCED = "fenced"
-
 
 class Try(NamedTuple):
     """One request to one node."""

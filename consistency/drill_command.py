@@ -72,7 +72,7 @@ async def _work(options: DrillOptions, progress: output.Progress) -> Drill:
     connection = resolve(options.url or (), options.config)
     http = HttpOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout, max_at_once=256)
     async with options.connect(progress.say) as client, NodeHttp(http) as nodes, HttpAgents(http) as checked:
-        agents = LiveAgents(nodes, options.node_timeout)
+        agents = LiveAgents(nodes, options.node_timeout, probes=False)
         deployment, sides = await seen_by_members(client, options.deployment)
         serving = str((await client.get_deployment(options.deployment))["serving_side"])
         manifest = await manifest_of(client, deployment.model, deployment.version)

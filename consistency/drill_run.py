@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from consistency.agent_answers import AgentFault
-from consistency.drill import FENCED, Asked, Try
+from consistency.drill import Asked, Try
 from consistency.inference import Output
 from consistency.live import Question
+from consistency.node_http import FENCED
 
 OTHER = {"primary": "standby", "standby": "primary"}
 LOOK_S = 0.02  # between questions to a node of the old side that has not refused yet

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from consistency.agent_answers import AgentFault
 from consistency.inference import Output, read_answer
-from consistency.node_http import NodeHttp
+from consistency.node_http import NodeHttp, Question
 from raftmeta.core.errors import RaftmetaError
 
 T = TypeVar("T")
@@ -61,15 +61,17 @@ class Capacity(NamedTuple):
 class LiveAgents:
     """Every method raises AgentFault for whatever is wrong with the node."""
 
-    def __init__(self, http: NodeHttp, infer_s: float) -> None:
-        """`infer_s`: for the answer to one question."""
+    def __init__(self, http: NodeHttp, infer_s: float, probes: bool) -> None:
+        """`infer_s`: for the answer to one question. `probes`: ask as one, which the side that does not serve answers too."""
         self._http = http
         self._infer_s = infer_s
+        self._probes = probes
 
     async def infer(self, url: str, deployment: str, body: bytes) -> tuple[str, tuple[Output, ...]]:
         """The label that computed the answer, and its outputs by name."""
         path = f"/v2/models/{quote(deployment, safe='')}/infer"
-        answer = await self._http.ask("POST", url, path, content=body, limit=MAX_ANSWER_BYTES, timeout_s=self._infer_s)
+        asked = Question("POST", url, path, MAX_ANSWER_BYTES, content=body, timeout_s=self._infer_s, is_probe=self._probes)
+        answer = await self._http.ask(asked)
         try:
             return read_answer(answer)
         except RaftmetaError as cause:
@@ -83,12 +85,12 @@ class LiveAgents:
 
     async def capacity(self, url: str, deployment: str) -> Capacity:
         """From the node's own counts."""
-        page = await self._http.ask("GET", url, "/metrics", limit=MAX_PAGE_BYTES)
+        page = await self._http.ask(Question("GET", url, "/metrics", MAX_PAGE_BYTES))
         return await asyncio.to_thread(_capacity, page.decode("utf-8", "replace"), deployment)
 
     async def _read(self, url: str, path: str, shape: type[T]) -> T:
         try:
-            return msgspec.json.decode(await self._http.ask("GET", url, path, limit=MAX_ANSWER_BYTES), type=shape)
+            return msgspec.json.decode(await self._http.ask(Question("GET", url, path, MAX_ANSWER_BYTES)), type=shape)
         except msgspec.MsgspecError as cause:
             raise AgentFault("bad_answer", f"the answer cannot be read: {cause}") from cause
 

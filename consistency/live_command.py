@@ -75,7 +75,7 @@ async def _work(options: LiveOptions, progress: output.Progress) -> Ran:
     connection = resolve(options.url or (), options.config)
     http = HttpOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout, max_at_once=256)
     async with options.connect(progress.say) as client, NodeHttp(http) as nodes:
-        session = _Session(options, client, LiveAgents(nodes, options.node_timeout), progress)
+        session = _Session(options, client, LiveAgents(nodes, options.node_timeout, probes=True), progress)
         return await session.run()
 
 

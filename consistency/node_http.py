@@ -23,6 +23,8 @@ from consistency.agent_answers import AgentFault
 from raftmeta.core.errors import RaftmetaError
 
 MAX_PROBLEM_BYTES = 64 << 10
+SERVING_SIDE = "x-raftmeta-serving-side"  # in the answer of a node whose side does not serve: the inference protocol has no codes
+FENCED = "fenced"
 
 
 class _Problem(msgspec.Struct, frozen=True):
@@ -51,6 +53,7 @@ class Question(NamedTuple):
     params: Mapping[str, str] | None = None
     content: bytes | None = None
     timeout_s: float | None = None  # None: as the options say
+    is_probe: bool = False  # to be answered by the side that does not serve too
 
 
 class NodeHttp:
@@ -92,19 +95,9 @@ class NodeHttp:
         for client in self._clients.values():
             await client.aclose()
 
-    async def ask(
-        self,
-        method: str,
-        url: str,
-        path: str,
-        *,
-        limit: int,
-        params: Mapping[str, str] | None = None,
-        content: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> bytes:
+    async def ask(self, question: Question) -> bytes:
         """The body of the answer, at most `limit` bytes. Raises AgentFault."""
-        return (await self.ask_timed(Question(method, url, path, limit, params, content, timeout_s)))[0]
+        return (await self.ask_timed(question))[0]
 
     async def ask_timed(self, question: Question) -> tuple[bytes, float]:
         """The body of the answer, and how many seconds passed from the moment at which the question left. Raises AgentFault."""
@@ -127,6 +120,8 @@ class NodeHttp:
         headers = {"authorization": f"Bearer {self._options.token}"} if self._options.token else {}
         if asked.content is not None:
             headers["content-type"] = "application/json"
+        if asked.is_probe:
+            headers["x-raftmeta-probe"] = "1"
         # The deadline is outside; httpx's own would count the silence of a node that reads 100 GB of memory as a fault.
         client = self._client(httpx.URL(address).scheme)
         async with client.stream(
@@ -134,7 +129,7 @@ class NodeHttp:
         ) as response:
             if response.status_code in (200, 202):
                 return await _read(response, asked.limit)
-            raise _refusal(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
+            raise _refusal(response, await _read(response, MAX_PROBLEM_BYTES))
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:
@@ -146,12 +141,14 @@ async def _read(response: httpx.Response, limit: int) -> bytes:
     return bytes(parts)
 
 
-def _refusal(status: int, body: bytes) -> AgentFault:
+def _refusal(response: httpx.Response, body: bytes) -> AgentFault:
+    status = response.status_code
     try:
         problem = msgspec.json.decode(body, type=_Problem)
     except msgspec.MsgspecError:
         return AgentFault("refused", f"the node answered with status {status}")
-    return AgentFault(problem.code, f"the node answered with status {status}: {(problem.detail or problem.error)[:500]}")
+    code = FENCED if SERVING_SIDE in response.headers else problem.code
+    return AgentFault(code, f"the node answered with status {status}: {(problem.detail or problem.error)[:500]}")
 
 
 def _checked(url: str, token: str | None) -> str:

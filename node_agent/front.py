@@ -49,6 +49,8 @@ from node_agent.serve import ServeError
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
+PROBE = b"x-raftmeta-probe"  # "1": asks what this node would answer, also where the other side takes requests
+PROBING = "inspect"  # the action that takes
 CONTROL_S = vector_query.WAIT_S
 METRICS_S = 2.0
 WORKERS_S = 0.5  # after memory was mended, for the workers to have said so: they look ten times a second
@@ -125,6 +127,8 @@ class Front:
         route = routes.find(scope["raw_path"], scope["method"])
         try:
             self._admission.admit(route.row.action, scope["headers"])
+            if body.is_probe and route.row.kind is Kind.INFER:
+                self._admission.admit(PROBING, scope["headers"])
         except ServeError as denied:
             self._meter.count(table.DENIED, route.row.action, str(denied.status))
             raise
@@ -161,6 +165,8 @@ class Front:
             deadline = started + self._config.request_deadline_s
             content = await body.read(self._config.body_limit_bytes, deadline)
             request = serve.parse_infer(content, self._config.body_limit_bytes)
+            if not body.is_probe:
+                self._models.require_side(route)
             if not self._dispatcher.is_held(route.model):  # what a worker says of memory that is being mended is soon over
                 self._models.require_servable(route)
             result = await self._dispatcher.infer(Job(route.model, route.version, request.inputs, request.outputs, deadline))
@@ -228,6 +234,7 @@ class _Body:
         self._headers = dict(scope["headers"])
         self._receive = receive
         self._announced = _announced_bytes(self._headers)
+        self.is_probe = self._headers.get(PROBE) == b"1"
         self.is_unread = self._announced > 0 or b"transfer-encoding" in self._headers
 
     async def read(self, limit: int, deadline: float) -> bytes:

@@ -55,12 +55,16 @@ class Models:
         reasons = [f"{name}: {reason}" for name, record in sorted(deployments.items()) if (reason := self._why_not(record))]
         return "; ".join(reasons)
 
-    def require_servable(self, route: Route) -> None:
-        """For a request that would wait for nothing. Raises ServeError 503, or 409 when no slot holds the version that it pins."""
+    def require_side(self, route: Route) -> None:
+        """Raises ServeError 503 when a fail-over let the other side take requests."""
         record = self.known(route.model)
         if record.fenced_by is not None:
             header = b"x-raftmeta-serving-side", record.fenced_by.value.encode()
             raise ServeError(503, f"{FENCED}: {route.model}: {_fenced(record)}", FENCED_RETRY_S, code=FENCED, headers=(header,))
+
+    def require_servable(self, route: Route) -> None:
+        """For a request that would wait for nothing. Raises ServeError 503, or 409 when no slot holds the version that it pins."""
+        record = self.known(route.model)
         if record.pin is None and not self._serving(route.model):
             raise ServeError(503, f"{route.model} has no version on this node yet", NO_VERSION_RETRY_S)
         if route.version:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from consistency.agent_answers import AgentFault
-from consistency.drill import FENCED, Asked, Drill, Move, Try, as_json, as_text
+from consistency.drill import Asked, Drill, Move, Try, as_json, as_text
 from consistency.drill_run import Load
 from consistency.inference import Output
 from consistency.live import Question
+from consistency.node_http import FENCED
 
 NODES = {"primary": ("p",), "standby": ("s",)}
 

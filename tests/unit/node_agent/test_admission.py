@@ -51,6 +51,15 @@ def principals(tmp_path: Path) -> Path:
     return write_principals(tmp_path / "principals.toml", TOKENS)
 
 
+def test_a_probe_takes_a_caller_who_may_look_at_the_node(tmp_path: Path, principals: Path) -> None:
+    async def work(scene: Scene) -> None:
+        for role, token in TOKENS.items():
+            reply = await scene.infer(**{"authorization": f"Bearer {token}", "x-raftmeta-probe": "1"})
+            assert reply.status_code == (200 if role in INFER & INSPECT else 403), role
+
+    run(tmp_path / "node", work, principals_file=principals)
+
+
 async def ask(scene: Scene, method: str, path: str, token: str | None) -> httpx.Response:
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     if method == "POST":

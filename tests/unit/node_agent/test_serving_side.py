@@ -126,12 +126,14 @@ def test_the_side_that_does_not_serve_refuses_requests_and_says_who_takes_them(
             if fenced:
                 assert reply.json()["error"].startswith(f"fenced: search: the {serves} side takes requests since order (1, 10)")
                 assert (reply.headers["x-raftmeta-serving-side"], reply.headers["retry-after"]) == (serves.value, "1")
+        probed = await scene.infer(**{"x-raftmeta-probe": "1"})
+        assert probed.status_code == 200, "what it would answer is for whoever compares the sides"
         for path in ("/v2/models/search/ready", "/v2/models/search/versions/1.0.0/ready", "/v2/health/ready", "/readyz"):
             ready = await scene.http.get(path)
             assert (ready.status_code, ready.json()["ready"]) == ((503, False) if fenced else (200, True))
             assert ("fenced: " in ready.json().get("reason", "")) == fenced
         assert (await scene.http.get("/v2/models/search")).status_code == 200, "what it takes is no secret"
-        assert len(scene.worker.calls) == (1 if fenced else 3)
+        assert len(scene.worker.calls) == (2 if fenced else 4)
         scene.journal.put(RECORD)
         assert (await scene.infer()).status_code == 200
 

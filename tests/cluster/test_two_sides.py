@@ -1,4 +1,4 @@
-"""`raftmeta check` over two sides of real processes: what it finds in their memory, and what a kill at any time leaves recorded."""
+"""Two sides of real processes: what a check finds in their memory and live probes in their answers, and a fail-over under requests."""
 
 from __future__ import annotations
 
@@ -50,13 +50,16 @@ def recorded(sides: TwoSides) -> str:
     return "" if found is None else found.verdict
 
 
-def flip(sides: TwoSides, tensor_bytes: bytes) -> None:
-    """One bit in the standby's slot, where these bytes are."""
+SIGN = 3  # byte of a little-endian F32 that has it
+
+
+def flip(sides: TwoSides, tensor_bytes: bytes, byte: int = 0) -> None:
+    """The highest bit of a byte in the standby's slot, where these bytes are."""
     path = sides.arena_dir / names.arena(sides.standby.store, "n2", DEPLOYMENT)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         at = memory.find(tensor_bytes)
         assert at >= 0 and memory.find(tensor_bytes, at + 1) < 0
-        memory[at] ^= 0x80
+        memory[at + byte] ^= 0x80
 
 
 def test_equal_sides_are_consistent_by_vector_by_digest_and_by_what_was_read_before(sides: TwoSides) -> None:
@@ -92,6 +95,33 @@ def test_a_check_that_is_killed_or_whose_nodes_and_members_are_records_nothing_w
     assert check(sides)["verdict"] == "consistent"
 
 
+def test_equal_sides_answer_alike_and_a_fail_over_loses_no_request(sides: TwoSides, tmp_path: Path) -> None:
+    alike = sides.command("live", DEPLOYMENT, "--for", "2", "--rate", "40", "--json")
+    found = json.loads(alike.stdout)
+    assert (alike.returncode, found["verdict"], found["within_tolerance"]) == (0, "consistent", 1.0), (alike.stdout, alike.stderr)
+    assert found["samples"]["compared"] >= 40 and found["pairs"] == {"covered": 1, "of": 1}
+
+    report = tmp_path / "drill.json"
+    drill = sides.command("drill", "side-failover", DEPLOYMENT, "--steady", "1", "--report", str(report))
+    assert drill.returncode == 0, (drill.stdout, drill.stderr)
+    made = json.loads(report.read_bytes())
+    assert made["holds"] and made["requests"]["lost"] == 0 and made["requests"]["asked"] > 20
+    assert [(move["to"], list(move["old_side_refused_ms"])) for move in made["failovers"]] == [("standby", ["n1"]), ("primary", ["n2"])]
+    assert sides.plane.state.deployments[DEPLOYMENT].serving_side == "primary"
+
+
+def test_a_fail_over_without_a_side_to_take_over_is_refused_and_changes_nothing(sides: TwoSides) -> None:
+    order = sides.plane.state.deployments[DEPLOYMENT].order_revision
+    os.kill(sides.standby.child("control"), signal.SIGSTOP)
+    try:
+        drill = sides.command("drill", "side-failover", DEPLOYMENT, "--steady", "1", "--node-timeout", "2")
+        assert drill.returncode == 1 and "failover_refused" in drill.stderr, (drill.stdout, drill.stderr)
+    finally:
+        os.kill(sides.standby.child("control"), signal.SIGCONT)
+    assert sides.plane.state.deployments[DEPLOYMENT].order_revision == order
+    sides.standby.until_settled("1.0.0")
+
+
 def test_one_flipped_bit_is_found_and_no_earlier_reading_hides_it(sides: TwoSides) -> None:
     weights = next((sides.primary.root.parent / "artifacts" / "v1").glob("*.safetensors")).read_bytes()
     head = int.from_bytes(weights[:8], "little")
@@ -108,4 +138,20 @@ def test_one_flipped_bit_is_found_and_no_earlier_reading_hides_it(sides: TwoSide
     finally:
         damaged = bytes([weights[begin] ^ 0x80]) + weights[begin + 1 : end]
         flip(sides, damaged)
+    assert check(sides)["verdict"] == "consistent"
+
+
+def test_a_weight_of_the_other_sign_shows_in_the_answers_and_is_recorded(sides: TwoSides) -> None:
+    weights = next((sides.primary.root.parent / "artifacts" / "v1").glob("*.safetensors")).read_bytes()
+    head = int.from_bytes(weights[:8], "little")
+    begin, end = (8 + head + at for at in json.loads(weights[8 : 8 + head])["first.weight"]["data_offsets"])
+    flip(sides, weights[begin:end], SIGN)
+    try:
+        live = sides.command("live", DEPLOYMENT, "--for", "2", "--rate", "40", "--json")
+        found = json.loads(live.stdout)
+        assert (live.returncode, found["verdict"]) == (1, "diverged"), (live.stdout, live.stderr)
+        assert found["beyond"] and {side["node"] for side in found["kept"][0]["sides"]} == {"n1", "n2"} and not found["actions"]
+        assert recorded(sides) == "diverged"
+    finally:
+        flip(sides, weights[begin : begin + SIGN] + bytes([weights[begin + SIGN] ^ 0x80]) + weights[begin + SIGN + 1 : end], SIGN)
     assert check(sides)["verdict"] == "consistent"
