@@ -117,7 +117,7 @@ class Service:
         """The outcome of a command that was applied, seen by this member. Raises Rejected or what the log raises."""
         if self.member.unsound:  # it could not say what became of the command
             raise RaftmetaError("starting", self.member.unsound)
-        await self._check_level(body)
+        await self.check_level(body)
         timeout_s = self.limits.write_timeout_s
         outcome = await self._ended(self.member.log.propose(body, call.key, call.caller.name, timeout_s), timeout_s, "unknown_outcome")
         if outcome.code != OK:
@@ -126,7 +126,7 @@ class Service:
             await self.reach(outcome.revision)
         return outcome
 
-    async def _check_level(self, body: Body) -> None:
+    async def check_level(self, body: Body) -> None:
         """Raises RaftmetaError unsupported_command for what not every member would understand, and what a barrier raises."""
         if level_fault(body, self.member.state.feature_level):
             await self._ended(self.member.log.read_barrier(self.limits.read_timeout_s), self.limits.read_timeout_s, "no_quorum")

@@ -244,6 +244,8 @@ class Loop:
 
     async def _set_all_goals(self) -> None:
         mine = self._desired.mine()
+        for item in mine:
+            self._hear_sides(item)
         for gone in set(self._tenders) - {item.name for item in mine}:
             await self._give_up(gone)
         for item in mine:
@@ -251,18 +253,25 @@ class Loop:
             goal = self._desired.goal(item, committed)
             tender = self._tenders.get(item.name) or self._adopt(goal, item.model)
             if tender is not None:
-                if tender.remembered.record.side is not goal.side:
-                    tender.remembered.remember(side=goal.side)
-                self._hear_side(tender, item, goal.order)
+                self._hear_sides(item)  # for one that was adopted now
                 tender.want(goal)
                 await self._remember_previous(item)
 
-    def _hear_side(self, tender: Tender, item: DeploymentView, order: Order) -> None:
-        """Durable before anything else is done about the order: a node that may not answer must not, whatever its plan waits for."""
-        side = item.decided_side
-        if tender.remembered.hear_serving_side(side, order):
-            fenced = tender.remembered.record.fenced_by is not None
-            log.warning("serving_side", deployment=item.name, serves="both" if side is None else side.value, fenced=fenced)
+    def _hear_sides(self, item: DeploymentView) -> None:
+        """Of which side this node is, and which one takes requests.
+
+        Durable before anything else is done about an order: a node that may not answer must not, whatever its plan waits for, and whether
+        or not a member says what the order's version consists of.
+        """
+        tender, own = self._tenders.get(item.name), item.side_of(self._facts.node)
+        if tender is None:
+            return
+        memory, decided = tender.remembered, item.decided_side
+        if memory.record.side is not own:
+            memory.remember(side=own)
+        if memory.hear_serving_side(decided, Order(self._desired.generation, item.order_revision)):
+            fenced = memory.record.fenced_by is not None
+            log.warning("serving_side", deployment=item.name, serves="both" if decided is None else decided.value, fenced=fenced)
 
     async def _committed(self, item: DeploymentView) -> Target | None:
         if not item.version:

@@ -48,10 +48,11 @@ async def preview(service: Service, call: Call) -> Reply:
 async def fail_over(service: Service, call: Call) -> Reply:
     body: FailOverBody = call.body
     name = call.params["deployment"]
+    command = FailOver(name, body.to, body.expected_serving_side, body.max_verdict_age_ms, body.force)
+    await service.check_level(command)
     state = await service.view(call)
     if state.outcome(call.key) is None:  # a repetition is answered by the log, whoever is heard by now
         _refuse_unheard(service, state, name, body)
-    command = FailOver(name, body.to, body.expected_serving_side, body.max_verdict_age_ms, body.force)
     outcome = await service.propose(call, command)
     return replies.done(outcome.revision, {**result_of(outcome), "revision": outcome.revision}, repeated=outcome.repeated)
 

@@ -16,8 +16,7 @@ from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
 from raftmeta.log.engine import Engine
 from raftmeta.log.messages import Proposal
-from raftmeta.log.proposals import Result, Sink, encode_body
-from raftmeta.log.setup import LEADER
+from raftmeta.log.proposals import Pending, Proposals, Result, encode_body
 
 PRINCIPAL = "system:log"
 PROPOSE_S = 5.0
@@ -28,10 +27,10 @@ class Owner(Protocol):
 
     engine: Engine
     state: State
+    proposals: Proposals
 
     @property
     def linked(self) -> Collection[str]: ...
-    def propose(self, proposal: Proposal, timeout_s: float, sink: Sink) -> None: ...
 
 
 class Levels:
@@ -61,18 +60,23 @@ class Levels:
             return Outcome(state.revision, "feature_level_unsupported", fault) if fault else None
         return None
 
-    def step(self) -> None:
-        """Raise the level of a cluster to which nothing was ever written."""
+    def begin(self, now: float) -> None:
+        """A leader is about to make an entry. While nothing was ever written, the level is raised in front of the first command.
+
+        Every founder was heard before there was a leader, so what it said counts also while its link is cut.
+        """
         owner = self._owner
-        if self._begun or owner.engine.role != LEADER or owner.state.revision > 0:
+        if self._begun or owner.state.revision > 0:
             return
-        highest = min((self.of(member) for member in owner.engine.configuration.ids), default=0)
+        members = owner.engine.configuration.ids
+        highest = min((self._feature if member == self._id else self._told.get(member, 0) for member in members), default=0)
         if highest <= owner.state.feature_level:
             return
         self._begun = True
-        for level in range(owner.state.feature_level + 1, highest + 1):
+        for level in range(highest, owner.state.feature_level, -1):
             body = encode_body(RaiseFeatureLevel(level))
-            owner.propose(Proposal(0, f"feature-level-{level}", PRINCIPAL, self._id, body), PROPOSE_S, self._ended)
+            proposal = Proposal(0, f"feature-level-{level}", PRINCIPAL, self._id, body)
+            owner.proposals.submit_first(Pending(proposal, now + PROPOSE_S, self._ended))
 
     def _ended(self, result: Result) -> None:
         if result.outcome is None:  # of a leader that was none for long enough: the next one, or this one again

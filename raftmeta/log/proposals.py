@@ -96,6 +96,11 @@ class Proposals:
             self.queue.append(pending)
             self._queued_bytes += pending.size_bytes
 
+    def submit_first(self, pending: Pending) -> None:
+        """This member's own, before whatever waits; few and small enough to need no bound."""
+        self.queue.appendleft(pending)
+        self._queued_bytes += pending.size_bytes
+
     def next_batch(self, now_ms: int) -> Batch | None:
         """The oldest queued commands as the payload of one entry, stamped; at most MAX_ENTRY_BYTES and MAX_BATCH."""
         if not self.queue:

@@ -201,7 +201,6 @@ class Replica:
         self._shortage.step(self._ports.clock(), (self.state.size_bytes, self.engine.applied_index), self._majority_without_room)
         self._look_after_alarms(self._ports.clock())
         self._clocks.step(self._ports.clock())
-        self.levels.step()
         self._expire()
         self._ship(transmit)
 
@@ -325,6 +324,7 @@ class Replica:
         self._outbox.append((peer, message))
 
     def next_payload(self) -> bytes | None:
+        self.levels.begin(self._ports.clock())
         if not self.proposals.queue:
             return None
         if self._reports.hold:

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument(
         "--calm", type=float, default=30.0, metavar="S", help="and without, until everything must have converged; at least 18"
     )
+    parser.add_argument("--feature", type=int, default=1, metavar="LEVEL", help="feature level at which the clusters begin")
     parser.add_argument("--verbose", action="store_true", help="one line per seed")
     parser.add_argument("--planted", nargs="?", const="", metavar="TEXT", help="run planted defects, those whose names hold TEXT")
     parser.add_argument("--budget", type=int, default=0, help="seeds for each planted defect; by default its own budget")
@@ -67,7 +68,8 @@ class Totals:
 
 
 def _plan(seed: int, options: argparse.Namespace) -> Plan:
-    return Plan(seed, members=options.members or (5 if seed % 4 == 0 else 3), stormy_s=options.stormy, calm_s=options.calm)
+    members = options.members or (5 if seed % 4 == 0 else 3)
+    return Plan(seed, members=members, stormy_s=options.stormy, calm_s=options.calm, feature=options.feature)
 
 
 def _run(plan: Plan) -> Ran:

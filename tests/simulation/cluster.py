@@ -45,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True):
     rules: Rules = Rules()
     kinds: tuple[str, ...] = ()  # of faults, by the names in faults.py; none: all of them
     gap_s: float = 0.0  # mean time between faults; 0: drawn from the seed
+    feature: int = 1  # highest feature level that the members' builds can run: a new cluster begins there
 
 
 class Report(msgspec.Struct):
@@ -65,6 +66,7 @@ class Cluster(World):
         self.now = 1_000.0
         self.rules = plan.rules
         self.timing = Timing()
+        self.feature = plan.feature
         self.clock = lambda: self.now
         self.wall_ms = lambda: WALL_START_MS + int(self.now * 1000)
         self.invariants = Invariants()
@@ -80,7 +82,7 @@ class Cluster(World):
         self.specs = {name: MemberSpec(name, f"zone-{name}", "", "") for name in ids}
         marker = configuration_of(tuple(self.specs.values()))
         self.members = {name: SimMember(name, plan.seed, marker, self) for name in ids}
-        self.network = SimNetwork(Random(f"{plan.seed} network"))
+        self.network = SimNetwork(Random(f"{plan.seed} network"), plan.feature)
         self.clients = Clients(self, Random(f"{plan.seed} clients"), plan.rate)
         self.faults = Faults(self, Random(f"{plan.seed} faults"), plan.kinds, plan.gap_s)
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []

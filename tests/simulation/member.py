@@ -107,6 +107,7 @@ class SimMember:
                 wall_ms=lambda: self._world.wall_ms() + self.wall_offset_ms,
                 authorize=_everyone,
                 rules=self._world.rules,
+                feature=self._world.feature,
             )
             SimReplica.witness = self._world.invariants
             self.replica = SimReplica(setup, recovered, self.journal, exchange, self)
@@ -231,6 +232,7 @@ class World(Protocol):
 
     timing: Timing
     rules: Rules
+    feature: int
     clock: Callable[[], float]
     wall_ms: Callable[[], int]
     invariants: Invariants

@@ -38,7 +38,9 @@ class Flight(msgspec.Struct, frozen=True):
 class SimNetwork:
     """Connections are by pair; both ends must be up and the pair not cut both ways. A message of an older incarnation is dropped (R2)."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, feature: int = 1) -> None:
+        """`feature`: what a link tells of the build behind it."""
+        self._feature = feature
         self.weather = Weather()
         self._random = random
         self._up: dict[str, int] = {}
@@ -64,7 +66,7 @@ class SimNetwork:
                 possible = (a, b) not in self.weather.cut and (b, a) not in self.weather.cut
                 if possible and (a, b) not in self._links:
                     self._links.add((a, b))
-                    seen += [(a, Connected(b, self._up[b])), (b, Connected(a, self._up[a]))]
+                    seen += [(a, Connected(b, self._up[b], self._feature)), (b, Connected(a, self._up[a], self._feature))]
                 elif (a, b) in self._links and (a, b) in self.weather.cut and (b, a) in self.weather.cut:
                     self._links.discard((a, b))
                     seen += [(a, Disconnected(b)), (b, Disconnected(a))]

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL
 from tests.simulation.cluster import Cluster, Plan
 
 SEEDS = 200
@@ -21,6 +22,14 @@ def test_no_invariant_breaks_under_faults(part: int) -> None:
         report = Cluster(Plan(seed, members=5 if seed % 4 == 0 else 3, stormy_s=8.0, calm_s=CALM_S)).run()
         assert report.acknowledged > 0, seed
         assert report.leader_changes > 0, seed
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_no_invariant_breaks_in_a_cluster_that_begins_at_the_highest_level(seed: int) -> None:
+    cluster = Cluster(Plan(seed, members=5 if seed % 4 == 0 else 3, stormy_s=8.0, calm_s=CALM_S, feature=SUPPORTED_FEATURE_LEVEL))
+    assert cluster.run().acknowledged > 0
+    levels = {member.replica.state.feature_level for member in cluster.members.values() if member.replica}
+    assert levels == {SUPPORTED_FEATURE_LEVEL}
 
 
 def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:

@@ -40,6 +40,8 @@ def test_a_drain_policy_waits_for_level_two_and_nothing_is_proposed_before() -> 
             proposed = len(made.member.log.proposed)
             assert await declared(made, DRAIN) == (422, "unsupported_command")
             assert len(made.member.log.proposed) == proposed
+            over = await made.client.post("/v1/deployments/search/failover", json={"to": "standby"})
+            assert (over.status_code, over.json()["code"]) == (422, "unsupported_command")
             raised = await made.client.post("/v1/cluster/feature-level", json={"level": 2})
             assert (raised.status_code, raised.json()["feature_level"]) == (200, 2)
             assert await declared(made, DRAIN) == (200, "")

@@ -222,6 +222,24 @@ def test_a_failover_is_written_down_before_its_order_is_obeyed_and_the_version_s
     run(work)
 
 
+def test_a_failover_is_heard_though_no_member_says_what_its_version_consists_of(scene: Scene) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+
+        def step() -> bool:
+            record = scene.memory.journal.record.deployments.get("search")
+            if scene.serving() == "1.0.0" and scene.plane.revision == 10:
+                scene.plane.versions = {}
+                decided = {"serving_side": "standby", "failover": {"to": "standby", "revision": 11}}
+                scene.plane.tell(Event("deployment", "search", "put", scene.plane.declare(version="1.0.0", order_revision=11, **decided)))
+            return record is not None and record.fenced_by is SideName.STANDBY
+
+        await scene.until(step)
+
+    run(work)
+
+
 def test_changes_of_the_watch_are_followed(scene: Scene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
