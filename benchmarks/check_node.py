@@ -2,7 +2,8 @@
 
 Front, its HTTP listener, control with its loop, store, arenas, journal and answers are the agent's own, wired as `control.run` and the
 front process wire them, in one process and over the same socket. What is left out is whoever would compute: no module is bound, and a
-prober that says yes stands in the crew. For the check that is all there is, since it reads memory and asks nobody else.
+prober that says yes stands in the crew. There is no scrub either. For the check that is all there is, since it reads memory and asks nobody
+else.
 """
 
 from __future__ import annotations

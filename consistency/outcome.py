@@ -83,12 +83,14 @@ class Changes:
 
     def of(self, outcome: Outcome) -> tuple[Sequence[Verdict], bool]:
         """The verdicts that changed, and whether a fault came that was not told yet."""
-        fault = outcome.fault
-        is_new_fault = fault is not None and self._last.get("") != fault.code
-        self._last[""] = None if fault is None else fault.code
+        if outcome.fault is not None:
+            is_new_fault = self._last != {"": outcome.fault.code}
+            self._last = {"": outcome.fault.code}  # once it is over, every verdict is news
+            return (), is_new_fault
+        self._last.pop("", None)
         changed = [item for item in outcome.verdicts if self._last.get(item.deployment) != _signature(item)]
         self._last.update({item.deployment: _signature(item) for item in outcome.verdicts})
-        return changed, is_new_fault
+        return changed, False
 
     def text(self, outcome: Outcome) -> str:
         """ "" when nothing is new."""
