@@ -107,6 +107,10 @@ class Crew:
             raise result
         return not isinstance(result, TimeoutError)  # one that was lost ended, which is what was asked for
 
+    def failed(self, deployment: str) -> int:
+        """Requests that modules of this deployment failed at, as far as the workers of now say."""
+        return sum(item.failed for peer in self._peers for item in peer.served if item.deployment == deployment)
+
     async def check_derived(self, deployment: str, slot: int, checksum: str, ends: bool) -> list[tuple[int, DerivedChecked]]:
         """What the workers that answer found in their own memory, by worker. `ends`: one that found damage ends."""
         found: list[tuple[int, DerivedChecked]] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -145,6 +146,7 @@ class Host:
         self._deployments: dict[str, _Deployment] = {}
         self._computing: Computing | None = None
         self._closed: dict[str, str] = {}  # deployments without memory to serve from, and why
+        self._failed: Counter[str] = Counter()  # by deployment
         self._is_loading = False  # what the record and the slots name, at the start
 
     # --- computing thread
@@ -195,6 +197,7 @@ class Host:
         except BadInput as fault:
             return Fault(call.number, 400, BAD_INPUT, str(fault))
         except EngineFault as fault:
+            self._failed[call.deployment] += 1
             return Fault(call.number, 500, fault.kind, fault.detail)
         finally:
             self._computing = None
@@ -299,7 +302,9 @@ class Host:
 
     def served(self) -> tuple[Served, ...]:
         """Safe in any thread: looks at dictionaries that change as a whole."""
-        opened = [_served(name, deployment, self._is_loading) for name, deployment in sorted(self._deployments.copy().items())]
+        opened = [
+            _served(name, deployment, self._is_loading, self._failed[name]) for name, deployment in sorted(self._deployments.copy().items())
+        ]
         return (*opened, *(Served(name, (), -1, blocked=why) for name, why in sorted(self._closed.copy().items())))
 
     def _note_closed(self, name: str, why: str) -> None:
@@ -336,7 +341,7 @@ class Host:
         return found
 
 
-def _served(name: str, deployment: _Deployment, is_loading: bool) -> Served:
+def _served(name: str, deployment: _Deployment, is_loading: bool, failed: int) -> Served:
     slots = {slot: found[0] for slot in SLOTS if (found := deployment.held(slot)) is not None}
     return Served(
         deployment=name,
@@ -346,6 +351,7 @@ def _served(name: str, deployment: _Deployment, is_loading: bool) -> Served:
         active=deployment.active,
         blocked=deployment.blocked(),
         is_loading=is_loading,
+        failed=failed,
     )
 
 

@@ -36,11 +36,15 @@ LOOK_S: Final = 1.0  # between looks while nothing is due: what serves may have 
 STAND_BACK_S: Final = 0.1
 MAX_FINDINGS: Final = 32  # that the status remembers
 MAX_REPLACED: Final = 3  # passes in a row that workers are replaced for derived tensors; after that it is not their memory
+DOUBT_SHARE: Final = (
+    0.1  # of the interval, between passes that failing modules hurry: whoever makes one fail must not make us read for ever
+)
 RELOAD_S: Final = 60.0  # for a worker that was replaced to load
 
 
-class Derived(Protocol):
-    """The workers."""
+class Workers(Protocol):
+    def failed(self, deployment: str) -> int:
+        """Requests that a module failed at, as far as is known without waiting."""
 
     async def check_derived(self, deployment: str, slot: int, checksum: str, ends: bool) -> list[tuple[int, DerivedChecked]]: ...
 
@@ -52,7 +56,7 @@ class ScrubMeans:
     interval_s: float
     budget: Budget
     reading: Executor
-    workers: Derived
+    workers: Workers
     observer: Observer
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # nothing is read in the idle thread while a repair is under way
     clock: Callable[[], float] = time.monotonic
@@ -79,6 +83,7 @@ class Scrub:
         self._findings: deque[Finding] = deque(maxlen=MAX_FINDINGS)
         self._damaged: tuple[int, int] | None = None  # slot and epoch that were mended and not read as a whole since
         self._hurries = False  # somebody suspects damage: this pass waits for nothing
+        self._failed, self._doubted_at = 0, -means.interval_s  # what modules had failed at when that was a reason to look, and when
         self._replaced = 0  # passes in a row
         self._are_workers_damaged = False
         self._number, self._done, self._total = -1, 0, 0
@@ -124,6 +129,7 @@ class Scrub:
         """Wait for that time, or less where there is damage about. False when something else serves by now."""
         means = self._means
         while self._memory.is_current(watched):
+            self._hurry_if_modules_fail()
             left = 0.0 if self._is_urgent else due - means.clock()
             if means.budget.stands_back and not self._is_urgent:
                 await asyncio.sleep(STAND_BACK_S)
@@ -132,6 +138,14 @@ class Scrub:
             else:
                 await asyncio.sleep(min(left, LOOK_S))
         return False
+
+    def _hurry_if_modules_fail(self) -> None:
+        """A module that fails may do so because of its memory: a number that is none, an index that is too large."""
+        failed, now = self._means.workers.failed(self._name), self._means.clock()
+        self._failed = min(self._failed, failed)  # a worker that began anew has failed at nothing
+        if failed > self._failed and now - self._doubted_at >= DOUBT_SHARE * self._means.interval_s:
+            self._failed, self._doubted_at = failed, now
+            self._memory.suspect.set()
 
     @property
     def _is_urgent(self) -> bool:

@@ -30,7 +30,7 @@ MAX_TEXT_CHARS = 1 << 20  # of all texts of a request
 _WARM_TEXTS = ("warm-up", "The quick brown fox jumps over the lazy dog, twice and then once more.")
 _TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
-_LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError)
+_LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError, IndexError)
 
 
 class HfEngine:

@@ -49,12 +49,13 @@ class FakeWorker:
         self.refuse = ""
         self.derived = {"position_ids": "0" * 64}
         self.damaged: tuple[DerivedDamage, ...] = ()
+        self.failed = 0
         self.calls: list[Numbered] = []
         self.server = Server(self._answer, self.state)
 
     def state(self) -> WorkerState:
         slots = tuple(SlotServed(slot, target.label, target.checksum) for slot, target in sorted(self.slots.items()))
-        return WorkerState(self.index, 1, (Served("search", slots, self.active),))
+        return WorkerState(self.index, 1, (Served("search", slots, self.active, failed=self.failed),))
 
     async def start(self) -> None:
         self.server = Server(self._answer, self.state)
@@ -280,5 +281,17 @@ def test_what_workers_find_in_their_own_memory_is_told_apart_and_one_that_is_awa
         scene.workers[0].slots.clear()
         await scene.workers[1].server.stop()
         assert await scene.crew.check_derived("search", 0, V1.checksum, True) == []
+
+    run(tmp_path, work)
+
+
+def test_what_modules_failed_at_is_counted_over_the_workers_of_now(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        scene.workers[0].failed, scene.workers[1].failed = 2, 3
+        await scene.start(0, 1)
+        await scene.until(lambda: scene.crew.failed("search") == 5)
+        assert scene.crew.failed("other") == 0
+        await scene.workers[1].server.stop()
+        await scene.until(lambda: scene.crew.failed("search") == 2)
 
     run(tmp_path, work)

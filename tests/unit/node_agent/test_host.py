@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 from node_agent.binding import SlotViews
 from node_agent.config import AgentConfig
+from node_agent.engine.port import EngineFault
 from node_agent.host import Host
 from node_agent.loading import Loader
 from node_agent.messages import (
@@ -302,6 +303,22 @@ def test_bad_input_is_the_requests_fault_and_keeps_the_gate_clean(scene: Scene) 
     reply = scene.infer(name="z")
     assert isinstance(reply, Fault) and (reply.status, reply.code) == (400, "bad_input")
     assert scene.station._switch.in_flight(0) == 0
+
+
+def test_a_worker_says_at_how_many_requests_its_module_failed(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    scene.switch(1, 0)
+
+    def fails() -> None:
+        raise EngineFault("engine_failed", "index out of range")
+
+    assert scene.host.served()[0].failed == 0
+    FakeEngine.made[0].during = fails
+    reply = scene.infer()
+    assert isinstance(reply, Fault) and (reply.status, reply.code) == (500, "engine_failed")
+    scene.infer(name="z")  # the request's own fault counts for nothing
+    assert scene.host.served()[0].failed == 1
 
 
 def test_acknowledging_says_what_the_next_request_gets(scene: Scene) -> None:

@@ -33,6 +33,10 @@ class FakeWorkers:
         self.damage: dict[int, list[tuple[DerivedDamage, ...]]] = {}  # worker -> what it finds, one call after the other
         self.loading: dict[int, list[bool]] = {}  # worker -> whether it says nothing yet
         self.asked: list[bool] = []
+        self.failures = 0
+
+    def failed(self, deployment: str) -> int:
+        return self.failures
 
     async def check_derived(self, deployment: str, slot: int, checksum: str, ends: bool) -> list[tuple[int, DerivedChecked]]:
         self.asked.append(ends)
@@ -273,6 +277,35 @@ def test_what_somebody_else_found_in_the_memory_that_serves_is_looked_for_at_onc
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         assert [finding.remedy for finding in scene.scrub.look().findings] == ["repaired"]
+
+    try:
+        run(work)
+    finally:
+        scene.close()
+
+
+def test_a_module_that_fails_is_a_reason_to_look_at_its_memory_now_and_not_all_the_time(tmp_path: Path, shm: Path) -> None:
+    scene = Scene(tmp_path, shm, 3600.0)
+    scene.station.suspect.set()
+
+    async def work() -> None:
+        task = asyncio.create_task(scene.scrub.run())
+        try:
+            async with asyncio.timeout(30):
+                while not scene.counted(table.SCRUB_PASSES):
+                    await asyncio.sleep(0.01)
+                scene.damage()
+                scene.workers.failures = 1
+                while scene.answer() != GOOD or scene.remembered.record.damage:
+                    await asyncio.sleep(0.01)
+            passes = scene.counted(table.SCRUB_PASSES)
+            scene.workers.failures = 50
+            await asyncio.sleep(1.5)
+            assert scene.counted(table.SCRUB_PASSES) <= passes + 1, "not again within a tenth of the interval"
+            assert not scene.station.suspect.is_set()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     try:
         run(work)
