@@ -38,6 +38,15 @@ def test_block_checks_come_last_and_are_part_of_the_version(tmp_path: Path, stor
     assert whole(store, wanted)
 
 
+def test_of_a_next_version_only_what_changed_and_its_block_checks_move(tmp_path: Path, store: Store) -> None:
+    first = with_blocks(version(tmp_path))
+    fetcher(store, {"http://one/": Memory(first)}).fetch(first.manifest, frozenset(), never)
+    second = with_blocks(version(tmp_path, TENSORS | {"b": b"B" * 300}, label="2.0.0"))
+    received = fetcher(store, {"http://one/": Memory(second)}).fetch(second.manifest, frozenset(), never)
+    assert received == 300 + second.manifest.files[0].size_bytes + blocks_file(second).size_bytes
+    assert whole(store, second)
+
+
 def test_block_checks_are_brought_although_every_tensor_is_elsewhere(tmp_path: Path, store: Store) -> None:
     wanted = with_blocks(version(tmp_path))
     elsewhere = frozenset(tensor.sha256 for tensor in wanted.manifest.tensors)
