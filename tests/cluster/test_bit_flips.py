@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cluster
 
 def test_every_flipped_bit_is_found_named_and_mended_and_no_request_is_lost() -> None:
     count = len(DTYPE_BITS) + 5
-    found = run(count, seed=3, derived_every=count)
+    found = run(count, seed=3, derived_every=2 * len(DTYPE_BITS))  # after every dtype had its turn
     assert found.is_complete, found
     assert {kind.split()[0] for kind in found.by_kind} == {*DTYPE_BITS, "derived"}
     assert found.flips == count and found.asked > 0
