@@ -2,7 +2,7 @@
 # PYTHON chooses the interpreter, for example: make test PYTHON=python3.12
 
 PYTHON ?= python3
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 MINUTES ?= 30
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +31,7 @@ demo: $(STAMP)  ## Show one model update end to end, measured; figures go to bui
 	@mkdir -p build
 	$(BIN)/raftmeta demo --report build/demo.json
 
-test: $(STAMP)  ## Run every test, on two processors
+test: $(STAMP)  ## Run every test; two processors keep three workers busy, since many tests wait for processes
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 soak: $(STAMP)  ## Harm three real members for MINUTES=30 and judge what their clients saw; SEED=n repeats a schedule
