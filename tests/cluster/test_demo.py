@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from raftmeta.cli.demo import places
+from raftmeta.cli.demo.command import find_source
 
 pytestmark = pytest.mark.cluster
 DEMO = (sys.executable, "-m", "raftmeta.cli.main", "demo")
@@ -42,10 +43,13 @@ def wait_until_none(directory: Path, timeout_s: float) -> list[int]:
 def test_every_claim_of_the_demo_holds_and_nothing_is_left_running(tmp_path: Path) -> None:
     work, report = tmp_path / "work", tmp_path / "demo.json"
     words = [*DEMO, "--dir", str(work), "--report", str(report), "--steady-s", "3"]
+    model = find_source(None)
+    before = sorted(model.rglob("*"))
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "every claim held" in done.stdout
     assert processes_of(work) == []
+    assert sorted(model.rglob("*")) == before, "the model's directory is not the demo's"
     made = json.loads(report.read_text())
     assert made["requests"]["lost"] == 0 and made["requests"]["wrong_version_label"] == 0 and made["requests"]["sent"] > 100
     assert made["failover"]["missing_after"] == 0 and made["failover"]["acknowledged"] >= 50

@@ -185,6 +185,7 @@ class Story:
             unbound = self._manifests["v1"]["unbound"] if self._manifests else None
             known = [] if unbound is None else [word for name in unbound for word in ("--unbound", name)] or ["--all-bound"]
             known += ["--probes", str(await self._probed(label))]
+            known += ["--no-blocks"] if directory == self.settings.source else []  # nothing is left in a directory that is not ours
             done = await self.fleet.command("publish", str(directory), "--model", model, "--label", label, *known)
             version = await client.get_version(model, label)
             self._versions.append(report.Version(label, version["number"], version["checksum"]))
