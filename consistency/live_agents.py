@@ -24,6 +24,10 @@ _Text = Annotated[str, Meta(max_length=256)]
 _Order = tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
 
 
+class _Probed(msgspec.Struct, frozen=True):
+    kernel: _Text = ""
+
+
 class Standing(msgspec.Struct, frozen=True):
     """What a node says of itself. Unknown fields are left alone."""
 
@@ -33,6 +37,11 @@ class Standing(msgspec.Struct, frozen=True):
     applied: Annotated[dict[str, _Order], Meta(max_length=64)]  # empty while what it obeyed last is not what serves
     config_digest: _Text = ""
     derived: dict[str, str] = {}
+    probed: _Probed | None = None
+
+    @property
+    def kernel(self) -> str:
+        return "" if self.probed is None else self.probed.kernel
 
 
 class Spec(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +19,9 @@ import typer
 
 from consistency import live_report
 from consistency.agent_answers import AgentFault
+from consistency.agents import HttpAgents
 from consistency.findings import DIVERGED, EXIT_STATUS
-from consistency.live import Heard, Judgement, Ledger, Question
+from consistency.live import Heard, Judgement, Kind, Ledger, Question
 from consistency.live_agents import LiveAgents
 from consistency.live_report import Ran
 from consistency.live_run import Probing
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 TELL_S = 1.0
 TELL_FILE_S = 60.0  # where each is a line of its own
 RECORD_S = 300.0  # between records of a run that goes on finding differences
+LOOK_S = 30.0  # between looks at the memory of one node
+MAX_ACTIONS = 50  # that the report shows, the newest
 WARM_REQUESTS = 5  # of each node that has computed nothing yet
 
 
@@ -54,6 +58,9 @@ class LiveOptions(QuestionOptions):
     least_coverage: Annotated[
         float, typer.Option("--least-coverage", metavar="SHARE", min=0, max=1, help="Of the samples; less is incomplete.")
     ] = 0.9
+    look: Annotated[
+        bool, typer.Option("--look/--no-look", help="After a difference let both nodes read their memory, and mend what is wrong there.")
+    ] = True
     record: Annotated[bool, typer.Option("--record/--no-record", help="Keep differences with the members.")] = True
 
 
@@ -74,8 +81,8 @@ def _live(options: LiveOptions) -> int:
 async def _work(options: LiveOptions, progress: output.Progress) -> Ran:
     connection = resolve(options.url or (), options.config)
     http = HttpOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout, max_at_once=256)
-    async with options.connect(progress.say) as client, NodeHttp(http) as nodes:
-        session = _Session(options, client, LiveAgents(nodes, options.node_timeout, probes=True), progress)
+    async with options.connect(progress.say) as client, NodeHttp(http) as nodes, HttpAgents(http) as memories:
+        session = _Session(options, client, LiveAgents(nodes, options.node_timeout, probes=True), memories, progress)
         return await session.run()
 
 
@@ -84,16 +91,20 @@ class _Session:
     options: LiveOptions
     client: Client
     agents: LiveAgents
+    memories: HttpAgents
     progress: output.Progress
-    actions: list[str] = field(default_factory=list)
+    actions: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ACTIONS))
+    looked_at: dict[str, float] = field(default_factory=dict)  # by node, monotonic
+    urls: Mapping[str, str] = field(default_factory=dict)
     recorded_at: float = float("-inf")
     ran: Callable[[], Ran] = field(init=False)
     model: str = ""
     _dtypes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _roots: dict[str, str] = field(default_factory=dict)  # of versions, as they were published
 
     async def run(self) -> Ran:
         deployment, sides = await seen_by_members(self.client, self.options.deployment)
-        self.model = deployment.model
+        self.model, self.urls = deployment.model, sides.urls
         questions, sources = await questions_for(self.options, sides, self.agents, await self._learn(deployment.version))
         first = next(questions)
         capacity = await self._capacity(sides, first)
@@ -156,6 +167,7 @@ class _Session:
 
     async def _learn(self, version: str) -> Manifest:
         manifest = await manifest_of(self.client, self.model, version)
+        self._roots[version] = manifest.vector_root
         self._dtypes[version] = tuple(sorted({tensor.dtype for tensor in manifest.tensors}))
         return manifest
 
@@ -163,8 +175,44 @@ class _Session:
 
     async def _act(self, question: Question, primary: Heard, standby: Heard, judged: Judgement) -> None:
         self.progress.say(f"{self.options.deployment}: {primary.node} and {standby.node} differ: {judged.detail}")
+        if self.options.look:
+            due = [heard for heard in (primary, standby) if time.monotonic() - self.looked_at.get(heard.node, float("-inf")) >= LOOK_S]
+            self.looked_at |= {heard.node: time.monotonic() for heard in due}
+            self.actions.extend(await asyncio.gather(*(self._look_at(heard.node) for heard in due)))
+            if len(due) == 2 and judged.kind is Kind.COMPARED:
+                self.actions.extend(await self._beside(primary.node, standby.node))
         if time.monotonic() - self.recorded_at >= RECORD_S:
             await self._record()
+
+    async def _look_at(self, node: str) -> str:
+        """Let the node compute the vector of its memory: one that is wrong is looked at whole, and mended, by the node itself."""
+        try:
+            seen = await self.memories.vector(self.urls[node], self.options.deployment, entries=False)
+        except AgentFault as fault:
+            return f"{node}: its memory could not be looked at: {fault}"
+        root = self._roots.get(seen.version, "")
+        if not root:
+            return f"{node}: it serves {seen.version}, which nobody asked for here"
+        if seen.vector_root == root:
+            return f"{node}: its memory holds {seen.version} as it was published"
+        hint = "the node mends it where its scrub runs, and `raftmeta check` names the block"
+        return f"{node}: its memory is not {seen.version} as it was published; {hint}"
+
+    async def _beside(self, primary: str, standby: str) -> list[str]:
+        """What else two nodes with the same bytes may differ in."""
+        try:
+            ours, theirs = await asyncio.gather(
+                *(self.agents.standing(self.urls[node], self.options.deployment) for node in (primary, standby))
+            )
+        except AgentFault as fault:
+            return [f"what lies beside the weights could not be compared: {fault}"]
+        tensors = sorted(name for name in ours.derived.keys() | theirs.derived.keys() if ours.derived.get(name) != theirs.derived.get(name))
+        said = [f"tensors that modules hold outside the slot differ: {', '.join(tensors[:5])}"] if tensors else []
+        if ours.config_digest != theirs.config_digest:
+            said.append("configuration or tokenizer files differ")
+        if ours.kernel != theirs.kernel:
+            said.append(f"they compute with different kernels: {ours.kernel or 'unknown'}, {theirs.kernel or 'unknown'}")
+        return said
 
     async def _record(self) -> None:
         self.recorded_at = time.monotonic()

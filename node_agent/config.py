@@ -86,6 +86,7 @@ class AgentConfig(settings.Settings):
     stage_threads: int = Field(default=2, ge=1, le=64)  # that fill and check a slot; beside requests they take only idle processors
     stage_bytes_per_s: int = Field(default=0, ge=0)  # moved beside requests, staging and scrub together; 0: a quarter of the memory's speed
     verify_max_age_s: float = Field(default=300.0, ge=0, le=86_400)  # what staging keeps is read again unless its vector is this young
+    mend_blocks: int = Field(default=16, ge=0, le=16)  # damaged ones that are written again in place; more, or 0: by the other slot
     scrub_interval_s: float = Field(default=3600.0, ge=0, le=2_592_000)  # in which all that serves is read and compared again; 0: never
     numa_nodes: tuple[Annotated[int, Field(ge=0, le=1023)], ...] = ()  # memory nodes that arenas lie on; none: anywhere
     activation_bytes: int = Field(default=0, ge=0)  # one process beside the arena, at its peak; 0: as the prober saw the last version

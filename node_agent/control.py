@@ -232,7 +232,10 @@ async def run(runtime: Runtime) -> None:
             observer, gate = Observer(meter), _gate(runtime)
             front = Peer(runtime.front_socket(), lambda: None)
             scrubs = ScrubMeans(config.scrub_interval_s, budget, idle_thread(), crew, observer)
-            beside = scrubber(scrubs, lambda name, model, memory, kick: Mender(name, model, memory, front, store, provider, kick))
+            mender = lambda name, model, memory, kick: Mender(  # noqa: E731
+                name, model, memory, front, store, provider, kick, most_in_place=config.mend_blocks
+            )
+            beside = scrubber(scrubs, mender)
             means = Means(config.node, runtime.boot_id, plane, provider, serve, observer, gate, beside)
             server = Server(Answers(loop, facts, store, meter).answer, lambda: None)
             await server.start(runtime.control_socket())

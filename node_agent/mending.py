@@ -65,6 +65,7 @@ class Mender:
     kick: Callable[[], None]  # the plan of the deployment looks again
     limit_s: float = LIMIT_S
     restage_s: float = RESTAGE_S
+    most_in_place: int = scrub.MAX_IN_PLACE_BLOCKS  # blocks; more go by the other slot
 
     async def mend(self, watched: Watched, tensors: Sequence[str], found: Callable[[Damage], None]) -> Mended:
         """`tensors` hold damage; `found` hears of every damaged block of them while requests already wait."""
@@ -95,9 +96,9 @@ class Mender:
 
     async def _in_place(self, watched: Watched, damage: Damage, held: pause.Pause) -> None:
         """Raises one of FAULTS."""
-        if scrub.remedy(sum(map(len, damage.values()))) is Remedy.RESTAGE:
-            count = sum(map(len, damage.values()))
-            raise Refusal("slot_busy", "damaged blocks", f"at most {scrub.MAX_IN_PLACE_BLOCKS}", f"{count} in {len(damage)} tensors")
+        count = sum(map(len, damage.values()))
+        if scrub.remedy(count, self.most_in_place) is Remedy.RESTAGE:
+            raise Refusal("slot_busy", "damaged blocks", f"at most {self.most_in_place}", f"{count} in {len(damage)} tensors")
         fixes = [fix for name, blocks in damage.items() for fix in await self._fixes(watched, name, blocks)]
         without = await asyncio.to_thread(self.memory.prepare, watched, list(damage))
         while True:

@@ -127,8 +127,9 @@ class Remedy(StrEnum):
     RESTAGE = "restage"  # the version into the other slot
 
 
-def remedy(damaged_blocks: int) -> Remedy:
-    return Remedy.REPAIR if damaged_blocks <= MAX_IN_PLACE_BLOCKS else Remedy.RESTAGE
+def remedy(damaged_blocks: int, most_in_place: int = MAX_IN_PLACE_BLOCKS) -> Remedy:
+    """`most_in_place`: 0 never writes to the slot that serves."""
+    return Remedy.REPAIR if damaged_blocks <= most_in_place else Remedy.RESTAGE
 
 
 def wrong_blocks(expected: Words, found: Words) -> list[int]:

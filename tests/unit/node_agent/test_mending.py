@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -187,6 +188,16 @@ def test_more_blocks_than_requests_should_wait_for_go_into_the_other_slot(scene:
         assert await scene.mend("big") is Remedy.REPAIR
         scene.damage(*(block * BLOCK_BYTES for block in range(scrub.MAX_IN_PLACE_BLOCKS + 1)), tensor="big")
         assert await scene.mend("big") is Remedy.RESTAGE
+        assert scene.answer() == NOTHING_SERVES
+
+    run(work)
+
+
+def test_a_node_may_be_told_never_to_write_to_the_slot_that_serves(scene: Scene) -> None:
+    async def work() -> None:
+        scene.mender = dataclasses.replace(scene.mender, most_in_place=0)
+        scene.damage()
+        assert await scene.mend() is Remedy.RESTAGE
         assert scene.answer() == NOTHING_SERVES
 
     run(work)
