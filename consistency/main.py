@@ -7,6 +7,7 @@ one user against the same members exclude each other.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvloop
 
 from consistency import files, lock, outcome
 from consistency.agents import HttpAgents
@@ -84,7 +84,7 @@ def _check(options: CheckOptions) -> int:
     connection = resolve(options.url or (), options.config)
     try:
         with lock.held(options.lock or lock.path_for(runtime_dir(), connection.urls)):
-            return uvloop.run(_repeatedly(options, names)) if options.watch is not None else _once(options, names)
+            return asyncio.run(_repeatedly(options, names)) if options.watch is not None else _once(options, names)
     except lock.CheckRunning as running:
         _print(options, Outcome((), fault=Fault(running.code, str(running), "wait for it, or end it")))
         return Exit.UNAVAILABLE
@@ -92,7 +92,7 @@ def _check(options: CheckOptions) -> int:
 
 def _once(options: CheckOptions, names: list[str]) -> int:
     with output.Progress(quiet=options.json) as progress:
-        made = uvloop.run(_round(options, names, progress))
+        made = asyncio.run(_round(options, names, progress))
     _write_files(options, made)
     _print(options, made)
     return made.exit_status

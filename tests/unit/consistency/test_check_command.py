@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -153,6 +154,23 @@ def test_a_killed_check_records_nothing_wrong_and_keeps_nobody_out(stub: StubSer
     assert fleet.recorded == []
     fleet.nodes_by_name["b1"].before_answer = lambda question: None
     assert run(stub) == 0
+
+
+def test_a_large_report_arrives_whole_at_a_slow_reader(stub: StubServer, fleet: FakeFleet, tmp_path: Path) -> None:
+    """A faster event loop was tried here, after whose end this process wrote only the first pages of what a pipe does not take at once."""
+    for number in range(250):
+        fleet.declare(f"d{number:03d}", ("a1",), ("b1",), version="v1", order_revision=5, activated_revision=6)
+    for node in fleet.nodes_by_name.values():
+        node.active_models = 251
+    words = [sys.executable, "-m", "raftmeta.cli.main", "check", "--url", stub.url, "--no-record", "--json"]
+    for _ in range(4):
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)})
+        assert process.stdout is not None
+        with process.stdout as out:
+            select.select([out], [], [], 120)  # it has begun to write, and soon finds the pipe full
+            output = out.read()
+        assert process.wait(120) == 0
+        assert len(output) > 300_000 and len(json.loads(output)["deployments"]) == 251
 
 
 @pytest.mark.parametrize(
