@@ -18,7 +18,7 @@ import msgspec
 from consistency import vector
 from consistency.agent_answers import AgentFault, BlocksAnswer, DigestsAnswer, VectorAnswer, VectorsAnswer, believed, decode
 from consistency.findings import DigestPage, NodeVector
-from consistency.node_http import HttpOptions, NodeHttp, Question
+from consistency.node_http import HttpOptions, NodeHttp, Request
 from consistency.vector import Words
 from raftmeta.core.errors import RaftmetaError
 
@@ -114,7 +114,7 @@ class HttpAgents:
     async def _get(self, url: str, deployment: str, params: Mapping[str, str], limit: int = MAX_ANSWER_BYTES) -> tuple[bytes, int]:
         """The answer, and how many ms old a reading can be that was made for it. "" as the deployment: all of the node."""
         path = f"/{quote(deployment, safe='')}" if deployment else ""
-        body, took_s = await self._http.ask_timed(Question("GET", url, f"/raftmeta/v1/vector{path}", limit, params))
+        body, took_s = await self._http.ask_timed(Request("GET", url, f"/raftmeta/v1/vector{path}", limit, params))
         return body, math.ceil(took_s * 1000) + SLACK_MS
 
 

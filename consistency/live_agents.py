@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from consistency.agent_answers import AgentFault
 from consistency.inference import Output, read_answer
-from consistency.node_http import NodeHttp, Question
+from consistency.node_http import NodeHttp, Request
 from raftmeta.core.errors import RaftmetaError
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class LiveAgents:
     async def infer(self, url: str, deployment: str, body: bytes) -> tuple[str, tuple[Output, ...]]:
         """The label that computed the answer, and its outputs by name."""
         path = f"/v2/models/{quote(deployment, safe='')}/infer"
-        asked = Question("POST", url, path, MAX_ANSWER_BYTES, content=body, timeout_s=self._infer_s, is_probe=self._probes)
+        asked = Request("POST", url, path, MAX_ANSWER_BYTES, content=body, timeout_s=self._infer_s, is_probe=self._probes)
         answer = await self._http.ask(asked)
         try:
             return read_answer(answer)
@@ -94,12 +94,12 @@ class LiveAgents:
 
     async def capacity(self, url: str, deployment: str) -> Capacity:
         """From the node's own counts."""
-        page = await self._http.ask(Question("GET", url, "/metrics", MAX_PAGE_BYTES))
+        page = await self._http.ask(Request("GET", url, "/metrics", MAX_PAGE_BYTES))
         return await asyncio.to_thread(_capacity, page.decode("utf-8", "replace"), deployment)
 
     async def _read(self, url: str, path: str, shape: type[T]) -> T:
         try:
-            return msgspec.json.decode(await self._http.ask(Question("GET", url, path, MAX_ANSWER_BYTES)), type=shape)
+            return msgspec.json.decode(await self._http.ask(Request("GET", url, path, MAX_ANSWER_BYTES)), type=shape)
         except msgspec.MsgspecError as cause:
             raise AgentFault("bad_answer", f"the answer cannot be read: {cause}") from cause
 

@@ -45,7 +45,7 @@ class HttpOptions:
     http: httpx.AsyncBaseTransport | None = None  # replaces the network
 
 
-class Question(NamedTuple):
+class Request(NamedTuple):
     method: str
     url: str  # of the node
     path: str
@@ -95,19 +95,19 @@ class NodeHttp:
         for client in self._clients.values():
             await client.aclose()
 
-    async def ask(self, question: Question) -> bytes:
+    async def ask(self, request: Request) -> bytes:
         """The body of the answer, at most `limit` bytes. Raises AgentFault."""
-        return (await self.ask_timed(question))[0]
+        return (await self.ask_timed(request))[0]
 
-    async def ask_timed(self, question: Question) -> tuple[bytes, float]:
+    async def ask_timed(self, request: Request) -> tuple[bytes, float]:
         """The body of the answer, and how many seconds passed from the moment at which the question left. Raises AgentFault."""
-        address = _checked(question.url, self._options.token)
-        timeout_s = question.timeout_s or self._options.timeout_s
+        address = _checked(request.url, self._options.token)
+        timeout_s = request.timeout_s or self._options.timeout_s
         async with self._turn:
             began = time.monotonic()
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await self._send(address, question), time.monotonic() - began
+                    return await self._send(address, request), time.monotonic() - began
             except TimeoutError as cause:
                 raise AgentFault("timed_out", f"{address} did not answer within {timeout_s:g} s") from cause
             except (httpx.HTTPError, ValueError) as cause:  # ValueError: a host name that cannot be encoded
@@ -116,7 +116,7 @@ class NodeHttp:
                     raise AgentFault("untrusted", f"{address}: its certificate is not trusted here: {untrusted}") from cause
                 raise AgentFault("unreachable", f"{address}: {str(cause) or type(cause).__name__}") from cause
 
-    async def _send(self, address: str, asked: Question) -> bytes:
+    async def _send(self, address: str, asked: Request) -> bytes:
         headers = {"authorization": f"Bearer {self._options.token}"} if self._options.token else {}
         if asked.content is not None:
             headers["content-type"] = "application/json"
