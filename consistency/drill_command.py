@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from consistency import drill
+from consistency import drill, files
 from consistency.agents import HttpAgents
 from consistency.collect import Checker
 from consistency.drill import Drill, Move
@@ -27,7 +27,7 @@ from consistency.node_http import HttpOptions, NodeHttp
 from consistency.recording import record
 from consistency.two_sides import QuestionOptions, manifest_of, questions_for, seen_by_members
 from raftmeta.cli import output
-from raftmeta.cli.exits import Exit, UsageFault
+from raftmeta.cli.exits import Exit
 from raftmeta.cli.program import command
 from raftmeta.client.config import resolve
 from raftmeta.core.errors import RaftmetaError
@@ -54,17 +54,19 @@ def _drill(options: DrillOptions) -> int:
     Exit status: 0 no request was lost after its one retry, the other side answered, and every node of the old side refused; 1 something of
     that does not hold, or a fail-over was refused; 2 the members or nodes cannot be reached; 3 wrong command line.
     """
+    if options.report is not None:
+        files.require_writable(options.report, "--report")
     with output.Progress(quiet=options.json) as progress:
         made = asyncio.run(_work(options, progress))
-    if options.report is not None:
-        try:
-            options.report.write_bytes(msgspec.json.format(msgspec.json.encode(drill.as_json(made)), indent=2) + b"\n")
-        except OSError as cause:
-            raise UsageFault(f"{options.report} cannot be written: {cause}", "name a file in a directory that is yours") from cause
     if options.json:
         output.print_json(drill.as_json(made))
     else:
         output.console().print(drill.as_text(made), markup=False, end="", soft_wrap=True)
+    if options.report is not None:
+        why = files.replace(options.report, msgspec.json.format(msgspec.json.encode(drill.as_json(made)), indent=2) + b"\n")
+        if why:
+            typer.echo(f"not written: {why}", err=True)
+            return Exit.NO
     return Exit.OK if made.holds else Exit.NO
 
 

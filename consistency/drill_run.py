@@ -18,6 +18,7 @@ from consistency.drill import Asked, Try
 from consistency.inference import Output
 from consistency.live import Question
 from consistency.node_http import FENCED
+from consistency.open_loop import Due, open_loop
 
 OTHER = {"primary": "standby", "standby": "primary"}
 LOOK_S = 0.02  # between questions to a node of the old side that has not refused yet
@@ -39,23 +40,9 @@ class Load:
     asked: list[Asked] = field(default_factory=list)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Open loop, until `stop`; what is on its way is waited for."""
+        """Until `stop`; what is on its way is waited for."""
         turns = {side: itertools.cycle(nodes) for side, nodes in self.urls.items()}
-        tasks: set[asyncio.Task[None]] = set()
-        begin_s = time.monotonic()
-        try:
-            for number in itertools.count():
-                due_s = begin_s + number / self.rate
-                if await _stopped_by(stop, due_s):
-                    break
-                task = asyncio.create_task(self._ask(due_s, turns))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await open_loop(stop, lambda due_s, _: Due(self._ask(due_s, turns), due_s + 1 / self.rate))
 
     async def _ask(self, due_s: float, turns: Mapping[str, Iterator[str]]) -> None:
         body, side = next(self.questions).body, self.believes
@@ -97,14 +84,3 @@ class Load:
         except TimeoutError:
             pass
         return found
-
-
-async def _stopped_by(stop: asyncio.Event, due_s: float) -> bool:
-    left_s = due_s - time.monotonic()
-    if left_s > 0:
-        try:
-            async with asyncio.timeout(left_s):
-                await stop.wait()
-        except TimeoutError:
-            pass
-    return stop.is_set()

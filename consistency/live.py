@@ -21,6 +21,7 @@ from consistency.applied import Applied, Relation, relation
 from consistency.inference import Output
 from consistency.nearness import Flags, cosines, default_limit, divergences, relative_errors
 
+MEMBERS = "members"  # in place of a node
 MAX_KEPT = 100  # samples beyond tolerance
 MAX_KEPT_BODY = 16 << 10  # bytes of a kept question
 
@@ -61,6 +62,7 @@ class Judgement(NamedTuple):
     limit: float = 0.0
     output: str = ""  # that has the worst row
     detail: str = ""
+    silent: str = ""  # who did not answer
 
     @property
     def is_difference(self) -> bool:
@@ -71,7 +73,7 @@ def judge(question: Question, primary: Heard, standby: Heard, dtypes: Sequence[s
     """`dtypes`: of the tensors of the version that both serve, names of safetensors."""
     if primary.outputs is None or standby.outputs is None:
         silent = primary if primary.outputs is None else standby
-        return Judgement(Kind.UNANSWERED, detail=f"{silent.node}: {silent.fault}")
+        return Judgement(Kind.UNANSWERED, detail=f"{silent.node}: {silent.fault}", silent=silent.node)
     if primary.version != standby.version:
         return _other_versions(primary, standby)
     return _compare(question, primary.outputs, standby.outputs, dtypes)
@@ -205,7 +207,7 @@ class Ledger:
     dropped: int = 0  # from the queue, oldest first
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)  # compared samples by (primary, standby)
     questions: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)  # unanswered, by node
+    faults: Counter[str] = field(default_factory=Counter)  # unanswered, by who was silent
     behind_since: dict[tuple[str, str], float] = field(default_factory=dict)  # by pair, monotonic seconds of the first sample
 
     def add(self, question: Question, primary: Heard, standby: Heard, judged: Judgement, now_s: float, at_ms: int) -> Judgement | None:
@@ -213,7 +215,7 @@ class Ledger:
         self.samples[judged.kind] += question.rows
         pair = (primary.node, standby.node)
         if judged.kind is Kind.UNANSWERED:
-            self.faults[primary.node if primary.outputs is None else standby.node] += question.rows
+            self.faults[judged.silent] += question.rows
             return None
         if judged.kind is Kind.SWITCHING:
             passed_s = now_s - self.behind_since.setdefault(pair, now_s)

@@ -27,7 +27,8 @@ from consistency.live_report import Ran
 from consistency.live_run import Probing
 from consistency.node_http import HttpOptions, NodeHttp
 from consistency.target import deployment_of
-from consistency.two_sides import QuestionOptions, Sides, manifest_of, questions_for, seen_by_members, stopping
+from consistency.two_sides import QuestionOptions, Sides, manifest_of, questions_for, seen_by_members
+from consistency.watching import stopped_by_signals
 from raftmeta.cli import output
 from raftmeta.cli.program import command
 from raftmeta.client.config import resolve
@@ -123,7 +124,9 @@ class _Session:
             )
 
         self.ran = ran
-        async with stopping(self.options.seconds) as stop:
+        with stopped_by_signals() as stop:
+            if self.options.seconds is not None:
+                asyncio.get_running_loop().call_later(self.options.seconds, stop.set)
             telling = asyncio.create_task(self._tell(ran))
             try:
                 await probing.run(stop)

@@ -16,9 +16,11 @@ from typing import Protocol
 from consistency.agent_answers import AgentFault
 from consistency.applied import Applied
 from consistency.inference import Output
-from consistency.live import Heard, Judgement, Ledger, Question, judge
+from consistency.live import MEMBERS, Heard, Judgement, Kind, Ledger, Question, judge
 from consistency.live_agents import Standing
+from consistency.open_loop import Due, open_loop
 from consistency.two_sides import Sides
+from raftmeta.core.errors import RaftmetaError
 
 POLL_S = 1.0
 MAX_IN_FLIGHT = 64
@@ -39,7 +41,7 @@ class Probing:
     agents: Agents
     ledger: Ledger
     questions: Iterator[Question]
-    dtypes: Callable[[str], Awaitable[Sequence[str]]]  # of the tensors of a version, by its label
+    dtypes: Callable[[str], Awaitable[Sequence[str]]]  # of the tensors of a version, by its label. Raises RaftmetaError
     act: Act
     rate: float  # samples a second
     skipped: int = 0  # samples that were due and not asked
@@ -48,40 +50,44 @@ class Probing:
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set; questions on their way are waited for."""
         pairs = itertools.cycle(itertools.product(self.sides.primary, self.sides.standby))
+
+        def begin(due_s: float, on_its_way: int) -> Due:
+            question, now_s = next(self.questions), time.monotonic()
+            is_late = now_s - due_s > BEHIND_S
+            next_s = now_s if is_late else due_s + question.rows / self.rate
+            if is_late or on_its_way >= MAX_IN_FLIGHT:
+                self.skipped += question.rows
+                return Due(None, next_s)
+            return Due(self._ask(question, *next(pairs)), next_s)
+
         await self._poll()
         polling = asyncio.create_task(self._keep_polling())
-        tasks: set[asyncio.Task[None]] = set()
         try:
-            due = time.monotonic()
-            while not stop.is_set():
-                await _until(due, stop)
-                question = next(self.questions)
-                late = time.monotonic() - due > BEHIND_S
-                due = time.monotonic() if late else due + question.rows / self.rate
-                if late or len(tasks) >= MAX_IN_FLIGHT:
-                    self.skipped += question.rows
-                    continue
-                task = asyncio.create_task(self._ask(question, *next(pairs)))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-                if polling.done():
-                    polling.result()
-            await asyncio.gather(*tasks)
+            await open_loop(stop, begin)
         finally:
-            for task in (polling, *tasks):
-                task.cancel()
-            await asyncio.gather(polling, *tasks, return_exceptions=True)
+            polling.cancel()
+            await asyncio.wait({polling})
+        if not polling.cancelled():
+            polling.result()  # it ended before: for a fault that nobody expected
 
     async def _ask(self, question: Question, primary: str, standby: str) -> None:
         before = {node: self._standings.get(node) for node in (primary, standby)}
         first, second = await asyncio.gather(self._hear(primary, question), self._hear(standby, question))
         if first.outputs is not None and second.outputs is not None and first.version != second.version:
             first, second = await asyncio.gather(self._place(first, before[primary]), self._place(second, before[standby]))
-        dtypes = await self.dtypes(first.version) if first.version and first.version == second.version else ()
-        judged = judge(question, first, second, dtypes)
+        judged = await self._judged(question, first, second)
         difference = self.ledger.add(question, first, second, judged, time.monotonic(), time.time_ns() // 1_000_000)
         if difference is not None:
             await self.act(question, first, second, difference)
+
+    async def _judged(self, question: Question, first: Heard, second: Heard) -> Judgement:
+        dtypes: Sequence[str] = ()
+        if first.version and first.version == second.version:
+            try:
+                dtypes = await self.dtypes(first.version)
+            except RaftmetaError as error:
+                return Judgement(Kind.UNANSWERED, detail=f"{first.version} is not known here: {error}", silent=MEMBERS)
+        return judge(question, first, second, dtypes)
 
     async def _hear(self, node: str, question: Question) -> Heard:
         known = self._standings.get(node)
@@ -119,13 +125,3 @@ class Probing:
         while True:
             await asyncio.sleep(POLL_S)
             await self._poll()
-
-
-async def _until(due: float, stop: asyncio.Event) -> None:
-    left = due - time.monotonic()
-    if left > 0:
-        try:
-            async with asyncio.timeout(left):
-                await stop.wait()
-        except TimeoutError:
-            pass

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,23 +86,6 @@ async def questions_for(options: QuestionOptions, sides: Sides, agents: LiveAgen
     except AgentFault as fault:
         raise RaftmetaError("starting", f"{node} does not say what {sides.deployment} takes: {fault}") from fault
     return live_questions.drawn(described.inputs, options.batch, options.seed), 0
-
-
-@asynccontextmanager
-async def stopping(seconds: float | None) -> AsyncIterator[asyncio.Event]:
-    """Set by SIGINT or SIGTERM, or when the time is up."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.set)
-    timer = None if seconds is None else loop.call_later(seconds, stop.set)
-    try:
-        yield stop
-    finally:
-        if timer is not None:
-            timer.cancel()
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _read(path: Path) -> str:

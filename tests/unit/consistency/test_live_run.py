@@ -66,9 +66,12 @@ class Scene:
     ledger: Ledger = field(default_factory=lambda: Ledger({"primary": ["p"], "standby": ["s"]}, 0.2))
     rate: float = 2000.0
     skipped: int = 0
+    fault: Exception | None = None  # of whoever knows the versions
 
     def run(self, seconds: float = 0.3) -> Ledger:
         async def dtypes(version: str) -> Sequence[str]:
+            if self.fault is not None:
+                raise self.fault
             return ("F32",)
 
         async def act(question: Question, primary: Heard, standby: Heard, judged: Judgement) -> None:
@@ -149,6 +152,17 @@ def test_a_node_that_does_not_answer_costs_coverage_and_is_named(code: str) -> N
     scene = Scene(Fleet({"p": Node(), "s": Node(silent=code)}))
     ledger = scene.run()
     assert ledger.coverage == 0.0 and ledger.within is None and set(ledger.faults) == {"s"} and not scene.acted
+
+
+def test_a_version_that_no_member_tells_of_is_not_compared() -> None:
+    scene = Scene(Fleet(), fault=RaftmetaError("no_quorum", "as the test says"))
+    ledger = scene.run()
+    assert ledger.coverage == 0.0 and set(ledger.faults) == {"members"} and not scene.acted
+
+
+def test_a_fault_that_nobody_expected_ends_the_run_instead_of_a_sample() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Scene(Fleet(), fault=ZeroDivisionError()).run()
 
 
 def test_what_cannot_be_asked_in_time_is_counted_and_never_piles_up() -> None:
