@@ -5,6 +5,8 @@ What was said is replicated and read linearizably; whether a node is still heard
 
 from __future__ import annotations
 
+import msgspec
+
 from api import replies
 from api.json_body import Body
 from api.operation import Answer, Call, Kind, Operation, Reply
@@ -31,23 +33,7 @@ async def get_evidence(service: Service, call: Call) -> Reply:
 
 async def record_evidence(service: Service, call: Call) -> Reply:
     body: EvidenceBody = call.body
-    command = RecordEvidence(
-        deployment=body.deployment,
-        node=call.params["node"],
-        generation=body.generation,
-        order_revision=body.order_revision,
-        version=body.version,
-        checksum=body.checksum,
-        vector_root=body.vector_root,
-        vector_from=body.vector_from,
-        derived_digest=body.derived_digest,
-        config_digest=body.config_digest,
-        tokenizer_digest=body.tokenizer_digest,
-        boot_id=body.boot_id,
-        told_ms=body.told_ms,
-        verified_age_ms=body.verified_age_ms,
-        finding=body.finding,
-    )
+    command = RecordEvidence(node=call.params["node"], **msgspec.structs.asdict(body))
     outcome = await service.propose(call, command)
     return replies.done(outcome.revision, {"revision": outcome.revision}, repeated=outcome.repeated)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from consistency import vector
 from consistency.agent_answers import AgentFault
-from consistency.findings import DigestPage, NodeVector
+from consistency.findings import DigestPage, Finding, NodeVector, Verdict
 from raftmeta.client import Page, Reply
 from raftmeta.core import manifest as manifests
 from raftmeta.core.errors import RaftmetaError
@@ -271,3 +271,12 @@ def routes(fleet: FakeFleet) -> dict[tuple[str, str], Route]:
 
     made["POST", "/v1/consistency"] = record
     return made
+
+
+def codes(made: Verdict) -> list[str]:
+    return [finding.code for finding in made.findings] + [reason.code for reason in made.reasons]
+
+
+def in_memory(made: Verdict) -> list[Finding]:
+    """What was found on nodes, without the comparison of the sides as a whole."""
+    return [finding for finding in made.findings if finding.code != "sides"]

@@ -39,23 +39,9 @@ def record_evidence(work: Work, body: RecordEvidence) -> bytes | Refusal:
         detail = f"node {body.node!a} said something later in this boot, at {before.told_ms} ms of its clock; this is of {body.told_ms}"
         return Refusal("stale_evidence", detail)
     evidence = Evidence(
-        deployment=body.deployment,
-        node=body.node,
+        **msgspec.structs.asdict(body),
         side=side,
         zone=side_called(deployment, side).zone,
-        generation=body.generation,
-        order_revision=body.order_revision,
-        version=body.version,
-        checksum=body.checksum,
-        vector_root=body.vector_root,
-        vector_from=body.vector_from,
-        derived_digest=body.derived_digest,
-        config_digest=body.config_digest,
-        tokenizer_digest=body.tokenizer_digest,
-        boot_id=body.boot_id,
-        told_ms=body.told_ms,
-        verified_age_ms=body.verified_age_ms,
-        finding=body.finding,
         revision=work.revision,
         recorded_ms=work.cluster_ms,
     )

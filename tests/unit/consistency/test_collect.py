@@ -12,7 +12,7 @@ from consistency.agent_answers import AgentFault
 from consistency.collect import Checker
 from consistency.findings import Finding, Limits, Verdict
 from raftmeta.core.errors import RaftmetaError
-from tests.support.fake_fleet import DEPLOYMENT, MODEL, FakeAgents, FakeFleet, weights
+from tests.support.fake_fleet import DEPLOYMENT, MODEL, FakeAgents, FakeFleet, codes, in_memory, weights
 
 
 def check(fleet: FakeFleet, *names: str, limits: Limits | None = None) -> list[Verdict]:
@@ -22,15 +22,6 @@ def check(fleet: FakeFleet, *names: str, limits: Limits | None = None) -> list[V
 def verdict_of(fleet: FakeFleet) -> Verdict:
     (made,) = check(fleet, DEPLOYMENT)
     return made
-
-
-def codes(made: Verdict) -> list[str]:
-    return [finding.code for finding in made.findings] + [reason.code for reason in made.reasons]
-
-
-def in_memory(made: Verdict) -> list[Finding]:
-    """What was found on nodes, without the comparison of the sides as a whole."""
-    return [finding for finding in made.findings if finding.code != "sides"]
 
 
 @pytest.fixture

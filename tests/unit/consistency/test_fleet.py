@@ -10,22 +10,13 @@ import pytest
 from consistency import vector, weights
 from consistency.agent_answers import AgentFault
 from consistency.collect import Checker
-from consistency.findings import Finding, Limits, TensorSpec, Verdict
-from tests.support.fake_fleet import MODEL, FakeAgents, FakeFleet
+from consistency.findings import Limits, TensorSpec, Verdict
+from tests.support.fake_fleet import MODEL, FakeAgents, FakeFleet, codes, in_memory
 
 
 def check(fleet: FakeFleet, limits: Limits) -> Verdict:
     (made,) = asyncio.run(Checker(fleet, FakeAgents(fleet), limits).check([]))
     return made
-
-
-def codes(made: Verdict) -> list[str]:
-    return [finding.code for finding in made.findings] + [reason.code for reason in made.reasons]
-
-
-def in_memory(made: Verdict) -> list[Finding]:
-    """What was found on nodes, without the comparison of the sides as a whole."""
-    return [finding for finding in made.findings if finding.code != "sides"]
 
 
 @pytest.fixture
