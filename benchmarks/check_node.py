@@ -31,13 +31,14 @@ from node_agent.messages import Proved
 from node_agent.observe import Observer
 from node_agent.page_cache import DropBehind
 from node_agent.peers import Peer
+from node_agent.places import Places
 from node_agent.plan import Target
 from node_agent.provide import StoreProvider
 from node_agent.report import NodeFacts
 from node_agent.runtime import Runtime, end_with_parent, start_log
 from node_agent.s3_source import Buckets
 from node_agent.sources import opener
-from node_agent.station import Places, Station
+from node_agent.station import Station
 from node_agent.store import Store
 from node_agent.taking import Means
 from raftmeta.client import Client

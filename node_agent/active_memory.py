@@ -27,7 +27,8 @@ from node_agent.failure import FailureClass
 from node_agent.layout import Layout, Placement
 from node_agent.refusal import Refusal
 from node_agent.scrub import Span
-from node_agent.station import Station, Whole
+from node_agent.slot_checks import Whole
+from node_agent.station import Station
 
 
 class Watched(NamedTuple):

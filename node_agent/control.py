@@ -50,6 +50,7 @@ from node_agent.metrics import Meter, totals
 from node_agent.observe import Observer
 from node_agent.page_cache import DropBehind
 from node_agent.peers import Peer
+from node_agent.places import Places
 from node_agent.provide import StoreProvider
 from node_agent.proving import kernel
 from node_agent.quiet import Gate
@@ -59,7 +60,7 @@ from node_agent.s3_source import Buckets
 from node_agent.scrubbing import Scrub, ScrubMeans, idle_thread
 from node_agent.serving import Evidence
 from node_agent.sources import opener
-from node_agent.station import Places, Station
+from node_agent.station import Station
 from node_agent.store import Store
 from node_agent.taking import Means
 from node_agent.tend import Tender

@@ -18,13 +18,13 @@ from node_agent.desired import DeploymentView, Desired, RolloutView, read
 from node_agent.evidence import Teller
 from node_agent.fetch import FetchFailed
 from node_agent.journal import DeploymentRecord
+from node_agent.places import Places, new_record
 from node_agent.plan import NO_ORDER, Goal, Order, Target
 from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
 from node_agent.report import NodeFacts
 from node_agent.runtime import log
-from node_agent.station import Places, new_record
 from node_agent.taking import Means
 from node_agent.tend import Tender
 from raftmeta.core.errors import RaftmetaError

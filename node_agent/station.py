@@ -12,14 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from consistency.vector import TensorVector, root
-from node_agent import digests, names, staging, staging_plan
+from node_agent import digests, staging, staging_plan
 from node_agent import layout as layouts
-from node_agent.budget import Budget
 from node_agent.device import headroom, inventory
 from node_agent.device.arena import Arena, ArenaUse
 from node_agent.device.control_block import NO_SLOT, ControlBlock
@@ -29,67 +26,23 @@ from node_agent.device.process import kill
 from node_agent.device.snapshot import Snapshots
 from node_agent.failure import FailureClass
 from node_agent.freshness import Freshness
-from node_agent.journal import DeploymentRecord, Journal
+from node_agent.journal import DeploymentRecord
 from node_agent.layout import Placement
-from node_agent.plan import Goal, Order, SlotSeen, Target
+from node_agent.places import Places
+from node_agent.plan import Order, SlotSeen, Target
 from node_agent.pour import NoBlobs, Pace, pour
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
 from node_agent.serving import Digests, Evidence, Proven, Reading, SlotsSeen, Staging
+from node_agent.slot_checks import Checked, Warmed, Whole, counts
 from node_agent.slots import SlotHeld, Switch, SwitchReport
 from node_agent.staging import Manner
 from node_agent.staging_plan import Origin, Step
-from node_agent.store import Store
 from raftmeta.core.manifest import Manifest, pack
 from raftmeta.core.types import StageCounters
 
 TURN_S = 60.0  # to write, while a thread that was given up still does
 SETTLE_S = 0.05  # a worker that looked at the active word before a switch announces itself in the old slot and withdraws
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where things of this node lie, shared by its deployments."""
-
-    store: Store
-    journal: Journal
-    arena_dir: Path
-    slot_bytes: int  # 0: the first version and a quarter more
-    stage_threads: int = 1
-    budget: Budget | None = None  # of whatever moves bytes beside requests
-    workers: int = 1  # that bind a module of a staged version; the prober does too, before them
-    activation_bytes: int = 0  # that one of them takes beside the arena; 0: what the prober saw of the last version
-    numa_nodes: tuple[int, ...] = ()  # where an arena should lie
-    verify_max_age_ns: int = 0  # a tensor whose vector was computed so lately is not read again when it stays where it is
-    clock_ns: Callable[[], int] = time.monotonic_ns
-    wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # only shown, never compared
-
-
-class Checked(NamedTuple):
-    """This process compared the vector of a slot: of which record, during which rollout ("" outside one), when by the wall clock."""
-
-    record: SlotRecord
-    change: str
-    at_ms: int
-    at_ns: int  # the same by the monotonic clock
-    finding: str = ""  # failure class of what a later comparison found, "" when none did
-
-
-class Warmed(NamedTuple):
-    """Every worker has bound and warmed a slot; `derived`: SHA-256 of what their modules hold outside it."""
-
-    record: SlotRecord
-    change: str
-    derived: Mapping[str, str]
-
-
-class Whole(NamedTuple):
-    """What a reading of a whole slot found, whether it compared or not, and when it began by the monotonic clock."""
-
-    slot: int
-    record: SlotRecord
-    root: str
-    began_ns: int
 
 
 class Station:
@@ -164,8 +117,8 @@ class Station:
             held = self.slot_record(slot)
             within = None if slot == active else change
             target = Target("", held.version, held.checksum, "")
-            warmed = _counts(self.warmed.get(slot), held, within) and loaded(slot, target)
-            slots.append(SlotSeen(held.version, held.checksum, held.state, _counts(self.checked.get(slot), held, within), warmed))
+            warmed = counts(self.warmed.get(slot), held, within) and loaded(slot, target)
+            slots.append(SlotSeen(held.version, held.checksum, held.state, counts(self.checked.get(slot), held, within), warmed))
         return SlotsSeen((slots[0], slots[1]), active, word[1])
 
     def held_by_active(self) -> frozenset[str]:
@@ -297,7 +250,7 @@ class Station:
     def switch(self, target: Target, slot: int) -> SwitchReport:
         """Flip. The slot was checked and warmed by this process, the order is obeyed durably already."""
         record = self._need_arena().verified(slot)
-        done = [kind for kind, known in (("checked", self.checked), ("warmed", self.warmed)) if _counts(known.get(slot), record, None)]
+        done = [kind for kind, known in (("checked", self.checked), ("warmed", self.warmed)) if counts(known.get(slot), record, None)]
         if (record.version, record.checksum) != (target.label, target.checksum) or len(done) < 2:
             found = f"{record.version}, {' and '.join(done) or 'neither'}"
             raise Refusal("slot_not_verified", f"slot {slot}", f"{target.label}, checked and warmed by this process", found)
@@ -424,12 +377,6 @@ class Station:
         return self._arena
 
 
-def new_record(goal: Goal, model: str, store_dir: Path, node: str) -> DeploymentRecord:
-    """What is remembered of a deployment from the moment it lists this node."""
-    arena = names.arena(store_dir, node, goal.deployment)
-    return DeploymentRecord(goal.deployment, model, goal.side, arena, names.control_block(arena))
-
-
 def _open_arena(path: Path) -> Arena | None:
     """None for an arena of an earlier boot or half a file: `make_room` replaces what is ours, and refuses what is not."""
     try:
@@ -448,11 +395,6 @@ def _with_idle_arenas(refusal: Refusal, own: Path) -> Refusal:
     size = sum(item.size_bytes for item in idle)
     more = f"{size} bytes lie in {len(idle)} arenas that no process uses (`raftmeta agent reclaim`)"
     return Refusal(refusal.kind, refusal.subject, refusal.expected, f"{refusal.found}; {more}", refusal.phase)
-
-
-def _counts(check: Checked | Warmed | None, held: SlotRecord, change: str | None) -> bool:
-    """`change` None: a check by this process counts, whatever it was for."""
-    return check is not None and check.record == held and change in (None, check.change)
 
 
 def _compute(device: Device, slot: int, places: Sequence[Placement], pace: Pace) -> dict[str, TensorVector]:

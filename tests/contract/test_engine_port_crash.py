@@ -13,12 +13,12 @@ pytest.importorskip("torch")
 from node_agent.device.port import SlotState
 from node_agent.metrics import Meter
 from node_agent.observe import Observer
+from node_agent.places import new_record
 from node_agent.plan import Change, Goal, Order
 from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
 from node_agent.serving import DrainKnown, VectorFrom
-from node_agent.station import new_record
 from node_agent.taking import Means
 from node_agent.tend import Tender
 from raftmeta.core.types import Phase, SideName, Stage

@@ -6,8 +6,9 @@ import hashlib
 from pathlib import Path
 
 from node_agent.journal import Journal
+from node_agent.places import Places, new_record
 from node_agent.plan import NO_ORDER, Goal
-from node_agent.station import Places, Station, new_record
+from node_agent.station import Station
 from node_agent.store import Store, blobs_of
 from raftmeta.core.types import SideName
 from tests.support.small_version import Version
