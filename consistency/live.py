@@ -64,10 +64,6 @@ class Judgement(NamedTuple):
     detail: str = ""
     silent: str = ""  # who did not answer
 
-    @property
-    def is_difference(self) -> bool:
-        return bool(self.beyond) or self.kind in (Kind.CONTRADICTION, Kind.CONCURRENT)
-
 
 def judge(question: Question, primary: Heard, standby: Heard, dtypes: Sequence[str]) -> Judgement:
     """`dtypes`: of the tensors of the version that both serve, names of safetensors."""

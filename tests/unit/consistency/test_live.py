@@ -44,9 +44,9 @@ def test_the_row_that_differs_is_named_and_the_others_count_as_the_same(measure:
     other = ROWS.copy()
     other[row] = other[row][::-1]
     found = judged(CLOSE._replace(measure=measure), ROWS, other)
-    assert (found.kind, found.beyond) == (Kind.COMPARED, (row,)) and found.is_difference
+    assert (found.kind, found.beyond) == (Kind.COMPARED, (row,))
     same = judged(CLOSE._replace(measure=measure), ROWS, ROWS.copy())
-    assert same.beyond == () and not same.is_difference and same.worst == pytest.approx(1.0 if measure == "cosine" else 0.0)
+    assert same.beyond == () and same.worst == pytest.approx(1.0 if measure == "cosine" else 0.0)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -85,7 +85,7 @@ def test_flags_that_belong_to_no_single_sample_count_against_all() -> None:
 )
 def test_other_versions_are_judged_by_what_each_had_applied(primary: Applied, standby: Applied, kind: Kind) -> None:
     found = judge(CLOSE, heard("p", ROWS, "1.0.0", primary), heard("s", ROWS * 2, "2.0.0", standby), ())
-    assert found.kind is kind and found.is_difference is (kind is not Kind.SWITCHING)
+    assert found.kind is kind and not found.beyond
 
 
 @pytest.mark.parametrize(("first", "second"), [(False, True), (True, False), (False, False)])
