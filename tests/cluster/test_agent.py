@@ -73,6 +73,7 @@ def test_update_and_roll_back_under_load_lose_nothing_and_label_every_answer(nod
         watching.start()
         try:
             costs.append(counters(node.driver.activate("2.0.0")))
+            node.until_load_meets("2.0.0")
             costs.append(counters(node.driver.roll_back()))
         finally:
             over.set()
@@ -115,7 +116,13 @@ def test_members_hear_where_the_node_is_and_what_it_serves(node: Node) -> None:
 
 
 def test_control_killed_changes_nothing_for_requests_and_the_next_one_takes_over(node: Node) -> None:
-    tally = node.under_load(lambda: (node.agent.kill("control"), node.agent.until_settled("1.0.0"), node.driver.activate("2.0.0")))
+    def work() -> None:
+        node.agent.kill("control")
+        node.agent.until_settled("1.0.0")
+        node.driver.activate("2.0.0")
+        node.until_load_meets("2.0.0")
+
+    tally = node.under_load(work)
     assert tally.lost == [] and tally.wrong == []
     assert set(tally.versions) == {"1.0.0", "2.0.0"}
 

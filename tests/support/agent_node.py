@@ -26,6 +26,7 @@ class Node:
         self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, **({"workers": 2} | settings))
         self.driver = Driver(self.plane)
         self.expected: dict[str, Any] = {}
+        self.tally = Tally()
         write_encoder(self.artifacts / "v1", 1)
         write_encoder(self.artifacts / "v2", 2, changed_from=1)
         write_encoder(self.artifacts / "v3", 3, changed_from=1)
@@ -52,6 +53,7 @@ class Node:
 
         async def whole() -> Tally:
             loop = OpenLoop(self.agent.url, self.expected, rate)
+            self.tally = loop.tally
             async with loop.running() as tally:
                 await asyncio.sleep(0.5)
                 await asyncio.to_thread(work)
@@ -59,6 +61,10 @@ class Node:
             return tally
 
         return asyncio.run(whole())
+
+    def until_load_meets(self, label: str) -> None:
+        """Wait, inside `under_load`, until the client has an answer of this version: a switch may be undone before it asks again."""
+        self.agent.until(lambda: label in self.tally.versions, f"an answer of {label}")
 
     def close(self) -> None:
         self.agent.close()
