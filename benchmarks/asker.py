@@ -42,7 +42,8 @@ class Seen:
 
     def between(self, begin_s: float, end_s: float) -> Floats:
         """Latencies of what was due then and was answered."""
-        return self.latency_s[(self.due_s >= begin_s) & (self.due_s < end_s) & (self.outcome == OK)]
+        found: Floats = self.latency_s[(self.due_s >= begin_s) & (self.due_s < end_s) & (self.outcome == OK)]
+        return found
 
     def count(self, outcome: int) -> int:
         return int((self.outcome == outcome).sum())

@@ -25,11 +25,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import emit, note, row
 from raftmeta.client import Client
+from raftmeta.core.state import State
 from raftmeta.core.types import RolloutStatus
 from tests.support.fake_control_plane import FakeControlPlane
 from tests.support.small_version import make_version
@@ -109,10 +111,12 @@ async def _activate(plane: FakeControlPlane, artifacts: Path) -> None:
             sides = {side: {"zone": zone, "nodes": [f"{zone}{at}"]} for side, zone in (("primary", "a"), ("standby", "b"))}
             await client.declare_deployment(name, {"model": name, **sides})
             rollout = (await client.activate(name, "v1"))["rollout_id"]
-            await asyncio.to_thread(
-                plane.until, lambda state, r=rollout: state.rollouts[r].status != RolloutStatus.RUNNING, name, PATIENCE_S
-            )
+            await asyncio.to_thread(plane.until, partial(_is_over, rollout), name, PATIENCE_S)
             assert plane.state.rollouts[rollout].status == RolloutStatus.DONE, plane.state.rollouts[rollout]
+
+
+def _is_over(rollout_id: str, state: State) -> bool:
+    return state.rollouts[rollout_id].status != RolloutStatus.RUNNING
 
 
 def fleet(runs: int) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from benchmarks import etcd
 from benchmarks.harness import emit, note, row
 from raftmeta.cli.init import InitOptions, run
 
+EARLIER_ROLES = ("admin", "agent", "operator", "publisher", "reader")
 CLIENTS = (1, 16, 64, 1000)
 SECONDS = 4.0
 ROUNDS = 3
@@ -68,6 +70,8 @@ def members(plain: bool, tree: Path | None = None) -> Iterator[tuple[list[Proces
         for file in made.servers:
             if plain:
                 make_plain(file)
+            if tree is not None:
+                for_earlier(file.parent)
             process = Process(file, tree)
             stack.callback(process.end)
             processes.append(process)
@@ -77,6 +81,14 @@ def members(plain: bool, tree: Path | None = None) -> Iterator[tuple[list[Proces
 def of_tree(tree: Path | None) -> list[str]:
     """What stands before a command so that it runs the code of another checkout."""
     return [] if tree is None else ["env", "-C", str(tree), f"PYTHONPATH={tree}"]
+
+
+def for_earlier(directory: Path) -> None:
+    """A member's directory without the principals whose roles a build of the first stable API does not know."""
+    file = directory / "principals.toml"
+    head, *principals = file.read_text().split("[[principal]]")
+    known = [each for each in principals if tomllib.loads(each)["role"] in EARLIER_ROLES]
+    file.write_text("[[principal]]".join((head, *known)))
 
 
 def make_plain(file: Path) -> None:
@@ -95,8 +107,6 @@ def make_plain(file: Path) -> None:
 
 
 def tls_files(server: Path) -> etcd.Tls:
-    import tomllib
-
     peer = tomllib.loads(server.read_text())["peer"]
     if peer.get("plain"):
         return etcd.Tls(Path(), Path(), Path())

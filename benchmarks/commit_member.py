@@ -26,6 +26,8 @@ from raftmeta.core.commands import Publish, encode
 from raftmeta.core.types import VersionSummary
 from raftmeta.member import Member
 
+TIMEOUT_S = 10.0
+
 MANIFEST = hashlib.sha512(b"benchmark").digest() * 2  # opaque to apply, which checks its digest
 _DIGEST = hashlib.sha256(b"benchmark").hexdigest()
 SUMMARY = VersionSummary(_DIGEST, _DIGEST, _DIGEST, _DIGEST, hashlib.sha256(MANIFEST).hexdigest(), 1 << 20, 1 << 20, 4, 100)
@@ -48,8 +50,8 @@ async def load(member: Member, clients: int, seconds: float, run: int) -> dict[s
                 return
             count += 1
             key = f"{time.time_ns() // 1_000_000:013d}-{run:x}-{name:x}-{count:x}"
-            future = member.log.propose(publication(f"model-{run}-{name}", count), key, "anonymous", 10.0)
-            outcome = await bridge.result(future)
+            future = member.log.propose(publication(f"model-{run}-{name}", count), key, "anonymous", TIMEOUT_S)
+            outcome = await bridge.result(future, TIMEOUT_S)
             assert outcome.code == "ok", outcome
             latencies.append(time.perf_counter() - began)
 

@@ -44,7 +44,7 @@ def write_versions(root: Path, count: int, hidden: int = HIDDEN) -> list[Path]:
 
 def write_heavy(root: Path, count: int, size_bytes: int) -> list[Path]:
     """Versions of about that many bytes, nearly all of them in one matrix that differs in every word."""
-    made = []
+    made: list[Path] = []
     for directory in write_versions(root, count, 32):
         weights = load_file(directory / "model.safetensors")
         name = "embeddings.position_embeddings.weight"
@@ -65,4 +65,4 @@ def write_answers(directories: Sequence[Path], out: Path) -> None:
     for before, after in pairwise(values):
         if float(np.abs(before - after).max()) < MIN_DISTANCE:
             raise RuntimeError("two versions in a row answer alike; a wrong label would not show")
-    np.savez(out, **answers)
+    np.savez(out, allow_pickle=False, **answers)

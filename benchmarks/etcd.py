@@ -187,9 +187,9 @@ def _leader_first(urls: list[str], tls: Tls | None) -> list[str]:
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, KeyError, ValueError):
             answers = [post(url + "/v3/maintenance/status", {}, tls) for url in urls]
-            leaders = {answer["leader"] for answer in answers}
+            leaders = {str(answer["leader"]) for answer in answers}
             if len(leaders) == 1 and "0" not in leaders:
-                return sorted(urls, key=lambda url: answers[urls.index(url)]["header"]["member_id"] not in leaders)
+                return sorted(urls, key=lambda url: str(answers[urls.index(url)]["header"]["member_id"]) not in leaders)
         time.sleep(0.1)
     raise RuntimeError(f"etcd elected no leader within {START_S:g} s")
 

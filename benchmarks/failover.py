@@ -177,8 +177,8 @@ def measure(kinds: list[str], trials: int) -> None:
                 for side in order if turn % 2 == 0 else reversed(order):
                     gaps[kind][side].append(trial(sides[side], kind) * 1000)
             note(f"trial {turn + 1} of {trials}: " + ", ".join(f"{kind} {[round(side[-1]) for side in gaps[kind]]} ms" for kind in kinds))
-        for side in sides:
-            settle(side)
+        for each in sides:
+            settle(each)
     shares: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "p90": lambda found: percentile(found, 0.9)}
     for kind in kinds:
         for name, share in shares.items():

@@ -40,7 +40,7 @@ class Proposer:
     async def __call__(self, body: Body) -> Outcome:
         self._count += 1
         key = f"{time.time_ns() // 1_000_000:013d}-{self._run:x}-{self._count:x}"
-        outcome = await self._bridge.result(self._log.propose(body, key, "admin", TIMEOUT_S))
+        outcome = await self._bridge.result(self._log.propose(body, key, "admin", TIMEOUT_S), TIMEOUT_S)
         assert outcome.code == "ok", outcome
         return outcome
 

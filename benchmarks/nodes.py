@@ -24,7 +24,7 @@ DEPLOYMENT = "search"
 
 
 class ServingNode:
-    def __init__(self, root: Path, arena_dir: Path, versions: int, **settings: object) -> None:
+    def __init__(self, root: Path, arena_dir: Path, versions: int, **settings: Any) -> None:
         """`versions` of one model are published and may be activated by number, from 1."""
         self.root, self.arena_dir = root, arena_dir
         self.artifacts = root / "artifacts"

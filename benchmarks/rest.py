@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks import commit, etcd
@@ -100,9 +101,11 @@ def members(plain: bool, tree: Path | None = None) -> Iterator[Ours]:
         files = sorted(cluster.directory.glob("**/server.toml"))
         assert len(files) == 3, files
         tls = commit.tls_files(files[0])
-        if plain:
-            for file in files:
+        for file in files:
+            if plain:
                 commit.make_plain(file)
+            if tree is not None:
+                commit.for_earlier(file.parent)
         with cluster:
             cluster.wait_ready()
             first = cluster.leader()
@@ -146,13 +149,11 @@ def main(arguments: list[str]) -> int:
 def _run(ours: Ours, peer: list[str], rounds: int, suffix: str) -> None:
     leader, follower = ours.urls[0], ours.urls[1]
     for clients in CLIENTS:
-        _writes(
-            f"writes c={clients}{suffix}", rounds, lambda c=clients: ours.put(leader, c), lambda c=clients: etcd.writes(peer[0], c, SECONDS)
-        )
+        _writes(f"writes c={clients}{suffix}", rounds, partial(ours.put, leader, clients), partial(etcd.writes, peer[0], clients, SECONDS))
     _writes(f"writes follower c=64{suffix}", rounds, lambda: ours.put(follower, 64), lambda: etcd.writes(peer[1], 64, SECONDS))
     for clients in CLIENTS:
         case = f"reads linearizable c={clients}{suffix}"
-        _writes(case, rounds, lambda c=clients: ours.get(leader, c), lambda c=clients: etcd.reads(peer[0], c, SECONDS))
+        _writes(case, rounds, partial(ours.get, leader, clients), partial(etcd.reads, peer[0], clients, SECONDS))
     _writes(f"reads linearizable follower c=64{suffix}", rounds, lambda: ours.get(follower, 64), lambda: etcd.reads(peer[1], 64, SECONDS))
     _writes(
         f"reads stale c=64{suffix}",

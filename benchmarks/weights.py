@@ -58,7 +58,7 @@ def fill(store: Store, weights: Weights) -> None:
         sha256 = hashlib.sha256(data.data).hexdigest()
         if not store.has(sha256, data.nbytes):
             writer = store.writer(sha256, data.nbytes)
-            writer.write(memoryview(data).cast("B"))
+            writer.write(data.data.cast("B"))
             writer.commit()
 
 

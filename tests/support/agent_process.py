@@ -34,7 +34,7 @@ def manifest_of(directory: Path) -> Manifest:
 class AgentProcess:
     """One node. `settings` are added to its configuration."""
 
-    def __init__(self, root: Path, arena_dir: Path, member_url: str, node: str = "n1", **settings: object) -> None:
+    def __init__(self, root: Path, arena_dir: Path, member_url: str, node: str = "n1", **settings: Any) -> None:
         self.root = root
         self.store = root / "store"
         self._config = root / "agent.toml"
