@@ -26,9 +26,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Body(Generic[T]):
-    """Decoder of one body type. The type and all structs below it forbid unknown fields and omit defaults."""
+    """Decoder of one body type."""
 
     def __init__(self, shape: type[T], *, free_form: bool = False) -> None:
+        """Raises TypeError unless the type and all structs below it forbid unknown fields and omit defaults: a default that was added would
+        make up for a repeated key that was dropped."""
+        for struct in _structs(shape):
+            config = struct.__struct_config__
+            if not config.forbid_unknown_fields or (not config.omit_defaults and any(map(_has_default, msgspec.structs.fields(struct)))):
+                raise TypeError(f"{struct.__name__}, in {shape.__name__}, must forbid unknown fields and omit defaults")
         self.shape = shape
         self._free_form = free_form  # holds JSON of any shape, whose depth must be looked at
         self._decode = msgspec.json.Decoder(shape).decode
@@ -54,6 +60,24 @@ class Body(Generic[T]):
         nearest = difflib.get_close_matches(field, known, 1, cutoff=0.5)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; known are {', '.join(known)}" if known else ""
         return RaftmetaError("bad_field", f"unknown field {_shorten(field)!r} at {_shorten(path)}{hint}")
+
+
+def _structs(shape: Any, known: frozenset[type[msgspec.Struct]] = frozenset()) -> frozenset[type[msgspec.Struct]]:
+    """All structs that a value of this type may hold, with itself."""
+    if _is_struct(shape):
+        if shape in known:
+            return known
+        known |= {shape}
+        inner = [field.type for field in msgspec.structs.fields(shape)]
+    else:
+        inner = [shape.__origin__] if hasattr(shape, "__metadata__") else list(get_args(shape))
+    for each in inner:
+        known = _structs(each, known)
+    return known
+
+
+def _has_default(field: msgspec.structs.FieldInfo) -> bool:
+    return not field.required
 
 
 def _scan(data: bytes) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from ipaddress import IPv6Address
 from itertools import pairwise
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
@@ -76,7 +77,7 @@ class TensorEntry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
         return self.end - self.begin
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     format: str
     engine: str  # "hf" or another name of the agent's engine port
     files: tuple[FileEntry, ...]  # sorted by name
@@ -97,9 +98,14 @@ def faults(manifest: Manifest) -> list[str]:
     return found
 
 
+def whole(manifest: Manifest) -> dict[str, Any]:
+    """Its fields by name in their order, also those that were left out: what is stored, hashed and shown has all of them."""
+    return msgspec.structs.asdict(manifest) | {"probes": probes.whole(manifest.probes)}
+
+
 def pack(manifest: Manifest) -> bytes:
     """Canonical compressed bytes. Raises RaftmetaError manifest_too_large."""
-    plain = _encoder.encode(manifest)
+    plain = _encoder.encode(whole(manifest))
     packed = zlib.compress(plain, 1 if len(plain) <= SMALL_BYTES else 6)
     if len(packed) > MAX_PACKED_BYTES:
         raise RaftmetaError("manifest_too_large", f"the packed manifest has {len(packed)} bytes, the limit is {MAX_PACKED_BYTES}")
@@ -326,5 +332,5 @@ def _overlaps(manifest: Manifest) -> Iterator[str]:
             yield f"tensors {name!r} and {next_name!r} overlap in {file!r}"
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_encoder = msgspec.msgpack.Encoder()  # fields stay in their order
 _decoder = msgspec.msgpack.Decoder(Manifest)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,7 @@ class ProbeTensor(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     data: bytes | tuple[str, ...]  # little-endian elements, row-major, or the texts of a BYTES tensor
 
 
-class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     measure: str  # close: element by element; cosine: row by row; logits: the first choice and the divergence of the last dimension
     inputs: tuple[ProbeTensor, ...]
@@ -45,8 +46,13 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: int = 0
 
 
+def whole(probes: Sequence[Probe]) -> list[dict[str, Any]]:
+    """Their fields by name in their order, also those that were left out."""
+    return [msgspec.structs.asdict(probe) for probe in probes]
+
+
 def digest(probes: Sequence[Probe]) -> str:
-    return hashlib.sha256(b"raftmeta probes 1\0" + _encoder.encode(probes)).hexdigest()
+    return hashlib.sha256(b"raftmeta probes 1\0" + _encoder.encode(whole(probes))).hexdigest()
 
 
 def faults(probes: Sequence[Probe]) -> Iterator[str]:
@@ -106,4 +112,4 @@ def _size(tensor: ProbeTensor) -> int:
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in tensor.data)
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_encoder = msgspec.msgpack.Encoder()  # fields stay in their order

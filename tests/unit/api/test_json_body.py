@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,6 +154,32 @@ def test_a_repeated_key_is_found_wherever_it_stands_and_nothing_else_is_refused(
         assert code_of(PUBLISH, text.encode()) == "bad_json"
     else:
         assert PUBLISH.decode(text.encode()).manifest.engine == "hf"
+
+
+def test_a_key_that_stands_twice_is_no_match_for_a_field_that_was_left_out() -> None:
+    value = {"manifest": manifest()}
+    del value["manifest"]["probes"]
+    text = json.dumps(value)
+    assert PUBLISH.decode(text.encode()).manifest.probes == ()
+    assert code_of(PUBLISH, text.replace('"engine": "hf"', '"engine": "hf", "engine": "hf"').encode()) == "bad_json"
+
+
+class Lenient(msgspec.Struct):
+    name: str
+
+
+class Adding(msgspec.Struct, forbid_unknown_fields=True):
+    name: str = ""
+
+
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    items: tuple[Annotated[Adding, msgspec.Meta(description="x")] | None, ...]
+
+
+@pytest.mark.parametrize("shape", [Lenient, Adding, Inner])
+def test_a_type_whose_repeated_keys_would_not_all_show_is_no_body(shape: type[msgspec.Struct]) -> None:
+    with pytest.raises(TypeError, match="must forbid unknown fields and omit defaults"):
+        Body(shape)
 
 
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
