@@ -67,6 +67,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_since is None and (self.cycle is None or self.cycle.response_complete):
             self._head_since = self.loop.time()
         limit = self.limits.max_head_bytes
+        if self._head_bytes + len(data) < limit and not self.transport.is_closing():  # as nearly all
+            if self._head_since is not None:
+                self._head_bytes += len(data)
+            super().data_received(data)
+            return
         while data and not self.transport.is_closing():
             size = limit
             if self._head_since is not None:

@@ -24,7 +24,6 @@ from raftmeta.core.errors import OK, RaftmetaError
 from raftmeta.core.levels import level_fault
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
-from raftmeta.log.ticket import Ticket
 
 T = TypeVar("T")
 
@@ -105,7 +104,7 @@ class Service:
             if query.max_stale_ms is not None and call.staleness_ms > query.max_stale_ms:
                 raise RaftmetaError("stale", f"staler by {call.staleness_ms:.0f} ms, max_stale_ms is {query.max_stale_ms}")
         else:
-            await self._ended(log.read_barrier(self.limits.read_timeout_s), self.limits.read_timeout_s, "no_quorum")
+            await self._barrier()
         if member.state.revision < query.min_revision:
             await self.reach(query.min_revision)
         state = member.state
@@ -113,23 +112,31 @@ class Service:
             raise RaftmetaError("starting", "this member began again from its disk while it was asked")
         return state
 
-    async def propose(self, call: Call, body: Body) -> Outcome:
-        """The outcome of a command that was applied, seen by this member. Raises Rejected or what the log raises."""
+    async def propose(self, call: Call, body: Body, key: str = "") -> Outcome:
+        """The outcome of a command that was applied, seen by this member. Raises Rejected or what the log raises.
+
+        `key`: the command's own, where one call makes several.
+        """
         if self.member.unsound:  # it could not say what became of the command
             raise RaftmetaError("starting", self.member.unsound)
-        await self.check_level(body)
+        if level_fault(body, self.member.state.feature_level):
+            await self.require_level(body)
         timeout_s = self.limits.write_timeout_s
-        outcome = await self._ended(self.member.log.propose(body, call.key, call.caller.name, timeout_s), timeout_s, "unknown_outcome")
+        ticket = self.member.log.propose(body, key or call.key, call.caller.name, timeout_s)
+        try:
+            outcome = await self._bridge.result(ticket, timeout_s + GRACE_S)
+        except TimeoutError as cause:
+            raise _held_up("unknown_outcome", timeout_s) from cause
         if outcome.code != OK:
             raise Rejected(outcome)
         if self.member.state.revision < outcome.revision:
             await self.reach(outcome.revision)
         return outcome
 
-    async def check_level(self, body: Body) -> None:
+    async def require_level(self, body: Body) -> None:
         """Raises RaftmetaError unsupported_command for what not every member would understand, and what a barrier raises."""
         if level_fault(body, self.member.state.feature_level):
-            await self._ended(self.member.log.read_barrier(self.limits.read_timeout_s), self.limits.read_timeout_s, "no_quorum")
+            await self._barrier()
             fault = level_fault(body, self.member.state.feature_level)  # it may have been raised a moment ago
             if fault:
                 raise RaftmetaError("unsupported_command", fault)
@@ -148,13 +155,13 @@ class Service:
             )
         return state
 
-    async def _ended(self, ticket: Ticket[T], timeout_s: float, late: str) -> T:
-        """What the ticket ended with. Raises RaftmetaError `late` when the log, which has a deadline itself, cannot keep it."""
+    async def _barrier(self) -> None:
+        """Raises RaftmetaError no_leader or no_quorum."""
+        timeout_s = self.limits.read_timeout_s
         try:
-            return await self._bridge.result(ticket, timeout_s + GRACE_S)
+            await self._bridge.result(self.member.log.read_barrier(timeout_s), timeout_s + GRACE_S)
         except TimeoutError as cause:
-            detail = f"this member's log did not answer within {timeout_s + GRACE_S:g} s; most likely its disk holds it up"
-            raise RaftmetaError(late, detail) from cause
+            raise _held_up("no_quorum", timeout_s) from cause
 
     async def compute(self, size_bytes: int, work: Callable[..., T], *values: Any) -> T:
         """Runs pure work: at once when it is small, else beside the event loop. Raises RaftmetaError overloaded."""
@@ -167,6 +174,11 @@ class Service:
             return await asyncio.get_running_loop().run_in_executor(self._worker, work, *values)
         finally:
             self._large_queue -= 1
+
+
+def _held_up(code: str, timeout_s: float) -> RaftmetaError:
+    """For a caller whom the log, which has a deadline itself, did not answer by then."""
+    return RaftmetaError(code, f"this member's log did not answer within {timeout_s + GRACE_S:g} s; most likely its disk holds it up")
 
 
 def result_of(outcome: Outcome) -> dict[str, Any]:

@@ -97,9 +97,9 @@ class HttpAgents:
         body, _ = await self._get(url, deployment, params)
         return msgspec.convert(decode(body, DigestsAnswer), DigestPage, from_attributes=True)
 
-    async def blocks(self, url: str, deployment: str, tensor: str) -> Words:
-        """The block checks of one tensor."""
-        body, _ = await self._get(url, deployment, {"blocks": tensor})
+    async def blocks(self, url: str, deployment: str, tensor: str, published: bool = False) -> Words:
+        """The block checks of one tensor in memory, or as they were published."""
+        body, _ = await self._get(url, deployment, {"blocks": tensor} | ({"published": "1"} if published else {}))
         seen = decode(body, BlocksAnswer)
         if seen.tensor != tensor:
             raise AgentFault("bad_answer", f"asked for the blocks of {tensor!r}, got those of {seen.tensor!r}")

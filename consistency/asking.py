@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 MAX_ENTRIES = 4  # answers with entries at the same time, each of up to 64 MiB
 MAX_TRIES = 16  # nodes with one root that are asked for its entries
+MAX_PUBLISHERS = 2  # nodes that are asked for what was published of one tensor
 MAX_DEEP = 8  # nodes whose digests are compared at the same time
 MAX_FURTHER_PAGES = 1_000  # beyond one for each tensor, of a node that tells of others
 
@@ -30,7 +31,7 @@ class Agents(Protocol):
 
     async def vectors(self, url: str, deployments: Sequence[str], max_age_ms: int | None) -> Mapping[str, NodeVector | AgentFault]: ...
     async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector: ...
-    async def blocks(self, url: str, deployment: str, tensor: str) -> Words: ...
+    async def blocks(self, url: str, deployment: str, tensor: str, published: bool = False) -> Words: ...
     async def digests(self, url: str, deployment: str, after: str) -> DigestPage: ...
 
 
@@ -75,17 +76,35 @@ class Asking:
         # The first root stays: entries that do not add up to it are a finding.
         return msgspec.structs.replace(answer, difference=weights.difference(self.tensors, second.entries))
 
-    async def blocks(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Words]:
-        """What cannot be had is left out: the finding then names the tensor and no block."""
+    async def blocks(self, answers: Sequence[Answer]) -> dict[tuple[str, str], Words]:
+        """By (node, tensor), and by (PUBLISHED, tensor) what the manifest's entry was made of.
 
-        async def one(node: str, tensor: str) -> Words | None:
-            try:
-                return await self.agents.blocks(self.urls[node], self.target.deployment, tensor)
-            except AgentFault:
-                return None
+        What cannot be had is left out: the finding then names the tensor and no block.
+        """
+        wanted = weights.needing_blocks(self.target, answers)
+        tensors = list(dict.fromkeys(tensor for _, tensor in wanted))
+        given = await all_of(
+            [*(self._block(node, tensor) for node, tensor in wanted), *(self._as_published(name, wanted, answers) for name in tensors)]
+        )
+        keys = [*wanted, *((weights.PUBLISHED, name) for name in tensors)]
+        return {key: checks for key, checks in zip(keys, given, strict=True) if checks is not None}
 
-        given = await all_of(one(node, tensor) for node, tensor in wanted)
-        return {key: checks for key, checks in zip(wanted, given, strict=True) if checks is not None}
+    async def _as_published(self, tensor: str, wanted: Sequence[tuple[str, str]], answers: Sequence[Answer]) -> Words | None:
+        """From the file of block checks of a node, or else from the memory of one that holds the tensor as the manifest says."""
+        spec = self.tensors[tensor]
+        holder = weights.holder(self.target, answers, tensor)
+        nodes = [node for node, name in wanted if name == tensor]
+        for node in [*([holder] if holder else []), *nodes][:MAX_PUBLISHERS]:
+            checks = await self._block(node, tensor, published=True)
+            if checks is not None and weights.hash_to(spec, checks) == spec.entry:
+                return checks
+        return await self._block(holder, tensor) if holder else None
+
+    async def _block(self, node: str, tensor: str, published: bool = False) -> Words | None:
+        try:
+            return await self.agents.blocks(self.urls[node], self.target.deployment, tensor, published)
+        except AgentFault:
+            return None
 
     async def digests(self, answers: Sequence[Answer], say: Callable[[str], None]) -> list[Answer]:
         """With the digests compared of all nodes that serve the decided version."""

@@ -20,7 +20,7 @@ from consistency.agent_answers import AgentFault
 from consistency.asking import Agents, Asking, all_of
 from consistency.findings import Answer, Limits, NodePlace, NodeVector, Target, Verdict
 from consistency.scene import Scene
-from consistency.target import Listed
+from consistency.target import Listed, VersionSeen
 from consistency.vector import Words
 from raftmeta.client import Page, Reply
 from raftmeta.core.errors import ErrorClass, RaftmetaError
@@ -136,25 +136,26 @@ class _Round:
         return [self._judge(name, found, again, counts) for name, found in zip(self._chosen, closer, strict=True)]
 
     async def _targets(self) -> dict[str, Target]:
-        """What was decided, with each version looked up once."""
-        wanted = {(item.model, item.version) for name in self._chosen if (item := self._listed[name].seen).version}
+        """What was decided; a version that a member of an earlier build left out is looked up, once."""
+        chosen = [self._listed[name].seen for name in self._chosen]
+        wanted = {(item.model, item.version) for item in chosen if item.version and item.serving is None}
         found = dict(zip(wanted, await all_of(self._version(*key) for key in wanted), strict=True))
         made: dict[str, Target] = {}
         for name in self._chosen:
             listed = self._listed[name]
             seen = listed.seen
             places = target.place_nodes(seen, self._counts, self._counts)
-            version = found.get((seen.model, seen.version))
+            version = seen.serving or found.get((seen.model, seen.version))
             if isinstance(version, RaftmetaError):
                 self._gaps[name] = version
                 version, places = None, ()
             made[name] = target.target_of(listed, places, version)
         return made
 
-    async def _version(self, model: str, label: str) -> Reply | RaftmetaError:
+    async def _version(self, model: str, label: str) -> VersionSeen | RaftmetaError:
         async with self._turn:
             try:
-                return await self._members.get_version(model, label)
+                return target.version_of(await self._members.get_version(model, label))
             except RaftmetaError as error:
                 return _unavailable(error)
 
@@ -195,7 +196,7 @@ class _Round:
                 self._say(f"{name}: {sum(map(len, groups))} of {len(answers)} nodes differ; asking which tensors")
                 answers = await asking.entries(answers, groups)
                 wanted = msgspec.structs.replace(wanted, tensors=weights.named(tensors, answers))
-                blocks = await asking.blocks(weights.needing_blocks(wanted, answers))
+                blocks = await asking.blocks(answers)
             if deep:
                 answers = await asking.digests(answers, self._say)
             return _Closer(answers, blocks, msgspec.structs.replace(wanted, tensors=weights.named(tensors, answers)))

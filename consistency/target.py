@@ -22,6 +22,16 @@ class SideSeen(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
 
 
+class VersionSeen(msgspec.Struct, frozen=True):
+    """The fields of a version that a check needs."""
+
+    number: int
+    checksum: str
+    vector_root: str
+    config_digest: str
+    tensor_count: int
+
+
 class DeploymentSeen(msgspec.Struct, frozen=True):
     """The fields of a deployment that a check needs."""
 
@@ -34,6 +44,7 @@ class DeploymentSeen(msgspec.Struct, frozen=True):
     rollout_id: str
     order_revision: int
     activated_revision: int
+    serving: VersionSeen | None = None  # of `version`; members of earlier builds leave it out
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -62,16 +73,13 @@ class Listed(NamedTuple):
 Counts = Mapping[str, tuple[int, int]]
 
 
-class _VersionSeen(msgspec.Struct, frozen=True):
-    number: int
-    checksum: str
-    vector_root: str
-    config_digest: str
-    tensor_count: int
-
-
 def deployment_of(body: Mapping[str, Any]) -> DeploymentSeen:
     seen: DeploymentSeen = _convert(body, DeploymentSeen, "a deployment")
+    return seen
+
+
+def version_of(body: Mapping[str, Any]) -> VersionSeen:
+    seen: VersionSeen = _convert(body, VersionSeen, "a version")
     return seen
 
 
@@ -96,8 +104,8 @@ def place_nodes(deployment: DeploymentSeen, before: Counts, after: Counts) -> tu
     return tuple(place(*at) for at in deployment.places())
 
 
-def target_of(listed: Listed, places: tuple[NodePlace, ...], version: Mapping[str, Any] | None) -> Target:
-    """`version` is the resource of the version that serves, None when nothing was activated yet."""
+def target_of(listed: Listed, places: tuple[NodePlace, ...], version: VersionSeen | None) -> Target:
+    """`version` is the one that serves, None when nothing was activated yet."""
     deployment = listed.seen
     switching = ""
     if deployment.in_flight:
@@ -113,17 +121,7 @@ def target_of(listed: Listed, places: tuple[NodePlace, ...], version: Mapping[st
         revision=listed.revision,
         generation=listed.generation,
     )
-    if version is None:
-        return made
-    seen = _convert(version, _VersionSeen, "a version")
-    return msgspec.structs.replace(
-        made,
-        number=seen.number,
-        checksum=seen.checksum,
-        vector_root=seen.vector_root,
-        config_digest=seen.config_digest,
-        tensor_count=seen.tensor_count,
-    )
+    return made if version is None else msgspec.structs.replace(made, **msgspec.structs.asdict(version))
 
 
 def attested_lags(rollout: Mapping[str, Any], version: str) -> dict[str, int]:

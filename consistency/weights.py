@@ -22,6 +22,7 @@ MAX_LISTED = 1_024  # differences of one node by name; all are counted
 MAX_BLOCKS_NAMED = 8  # of one tensor on one node
 MAX_TENSORS_LOCATED = 16  # of one node: for these the block checks are fetched
 MAX_LOCATIONS = 512  # of one check
+PUBLISHED = ""  # in the place of a node: block checks that hash to the manifest's entry
 MAX_ROOTS = 64  # different wrong roots of which the entries are asked for
 
 
@@ -79,22 +80,19 @@ def needing_entries(target: Target, answers: Sequence[Answer]) -> list[list[str]
 
 
 def needing_blocks(target: Target, answers: Sequence[Answer]) -> list[tuple[str, str]]:
-    """(node, tensor) for which block checks locate the damage: the nodes that differ, and one that holds what the manifest says."""
-    wanted: dict[tuple[str, str], None] = {}
+    """(node, tensor) whose block checks locate the damage, beside what was published of the tensor."""
+    wanted: list[tuple[str, str]] = []
     for answer in answers:
         if answer.vector is None or answer.vector.checksum != target.checksum or answer.difference is None:
             continue
         for name, _ in islice(answer.difference.changed, MAX_TENSORS_LOCATED):
-            wanted[(answer.vector.node, name)] = None
-            holder = _holder(target, answers, name)
-            if holder:
-                wanted[(holder, name)] = None
+            wanted.append((answer.vector.node, name))
             if len(wanted) >= MAX_LOCATIONS:
-                return list(wanted)
-    return list(wanted)
+                return wanted
+    return wanted
 
 
-def _holder(target: Target, answers: Sequence[Answer], name: str) -> str:
+def holder(target: Target, answers: Sequence[Answer], name: str) -> str:
     """A node that holds this tensor as the manifest says, "" if none does; best one whose whole root is the manifest's."""
     found = ""
     for answer in answers:
@@ -178,12 +176,10 @@ def _tensors(scene: Scene, answer: Answer, seen: Difference) -> Iterator[Finding
 
 
 def _located(scene: Scene, node: str, name: str, entry: str) -> Iterator[Finding]:
-    """The blocks that differ from those of a node whose blocks hash to the manifest's entry; nothing when either cannot be trusted."""
+    """The blocks that differ from what was published; nothing when either cannot be trusted: it must hash to its entry."""
     spec = scene.target.tensors[name]
-    mine = scene.blocks.get((node, name))
-    candidates = (checks for (_, tensor), checks in scene.blocks.items() if tensor == name)
-    good = next((checks for checks in candidates if _hash_to(spec, checks) == spec.entry), None)
-    if mine is None or good is None or _hash_to(spec, mine) != entry:
+    mine, good = scene.blocks.get((node, name)), scene.blocks.get((PUBLISHED, name))
+    if mine is None or good is None or hash_to(spec, mine) != entry or hash_to(spec, good) != spec.entry:
         return
     differing = np.flatnonzero((mine != good).any(axis=1)).tolist()
     for block in differing[:MAX_BLOCKS_NAMED]:
@@ -193,7 +189,7 @@ def _located(scene: Scene, node: str, name: str, entry: str) -> Iterator[Finding
         yield scene.finding("block", node, _pair(good[block]), _pair(mine[block]), tensor=name, block=block, detail=detail)
 
 
-def _hash_to(spec: TensorSpec, checks: Words) -> str:
+def hash_to(spec: TensorSpec, checks: Words) -> str:
     """The entry that these block checks make, "" when they are too many or too few."""
     try:
         return vector.entry_of(spec.dtype, spec.shape, spec.size_bytes, checks)

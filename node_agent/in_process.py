@@ -61,8 +61,8 @@ class InProcess:
     def cost(self, target: Target, slot: int, order: Order) -> StageCounters:
         return self.station.staging_cost(target, slot, order)
 
-    def vector(self) -> Reading | None:
-        return self.station.vector()
+    def vector(self, tensor: str = "") -> Reading | None:
+        return self.station.vector(tensor)
 
     def proven(self) -> Proven | None:
         return self.station.proven()

@@ -237,7 +237,8 @@ class GetVector(Numbered, frozen=True, tag="get_vector"):
 
     deployment: str
     entries: bool  # with the entry of every tensor
-    blocks: str  # with the block sums of this tensor, "" for none
+    blocks: str  # the block checks of this tensor instead, the only one that is read; "" for none
+    published: bool = False  # with `blocks`: as they were published, from the version's file of block checks
 
 
 class GetVectors(Numbered, frozen=True, tag="get_vectors"):

@@ -15,7 +15,7 @@ from node_agent.serve import ServeError
 from raftmeta.core.manifest import LABEL, NAME
 
 LOOK = ("GET", "HEAD")
-VECTOR_QUERY = ("entries", "blocks", "sha256", "after", "limit_bytes", "wait_s")  # what may follow the path of a vector
+VECTOR_QUERY = ("entries", "blocks", "published", "sha256", "after", "limit_bytes", "wait_s")  # what may follow the path of a vector
 VECTORS_QUERY = ("deployments", "max_age_ms", "wait_s")  # what may follow that of all vectors of the node
 PROTOCOL = "/v2"  # below it, errors have the body of the Open Inference Protocol
 

@@ -259,8 +259,11 @@ class Station:
 
     # --- reading for the checker
 
-    def vector(self) -> Reading | None:
-        """Computed from the memory that serves, None while nothing does. Again when a switch or restaging came in between."""
+    def vector(self, tensor: str = "") -> Reading | None:
+        """Computed from the memory that serves, None while nothing does. Again when a switch or restaging came in between.
+
+        `tensor`: of this one alone, which says nothing of the slot as a whole.
+        """
         for _ in range(3):
             slot, epoch = self.block.active()
             if slot == NO_SLOT or self._arena is None:
@@ -271,18 +274,24 @@ class Station:
             if record.state is not SlotState.VERIFIED or snapshot is None:
                 return None
             began_ns = self._places.clock_ns()
-            vectors = _compute(CpuDevice(self._arena), slot, snapshot.layout.placements, Pace(budget=self._places.budget))
+            places = [place for place in snapshot.layout.placements if tensor in ("", place.name)]
+            vectors = _compute(CpuDevice(self._arena), slot, places, Pace(budget=self._places.budget))
             if self.block.active() == (slot, epoch) and self._arena.record(slot) == record:
                 found = Reading(record, slot, epoch, vectors)
-                self.note_whole(Whole(slot, record, found.root, began_ns))
-                check, is_equal = self.checked.get(slot), found.root == record.vector_root
-                if not is_equal:
-                    self.suspect.set()
-                if check is not None and check.record == record:
-                    now = self._checked_now(record, check.change)
-                    self.checked[slot] = now if is_equal else check._replace(finding=FailureClass.INTEGRITY_MISMATCH.value)
+                if not tensor:
+                    self._note_reading(found, began_ns)
                 return found
         return None
+
+    def _note_reading(self, found: Reading, began_ns: int) -> None:
+        slot, record = found.slot, found.record
+        self.note_whole(Whole(slot, record, found.root, began_ns))
+        check, is_equal = self.checked.get(slot), found.root == record.vector_root
+        if not is_equal:
+            self.suspect.set()
+        if check is not None and check.record == record:
+            now = self._checked_now(record, check.change)
+            self.checked[slot] = now if is_equal else check._replace(finding=FailureClass.INTEGRITY_MISMATCH.value)
 
     def note_whole(self, found: Whole | None) -> None:
         """Whoever read a whole slot says what that found; None: what was known of it is no longer so."""

@@ -81,8 +81,9 @@ class Serving(Protocol):
     def cost(self, target: Target, slot: int, order: Order) -> StageCounters:
         """What staging would move now. Blocks, changes nothing."""
 
-    def vector(self) -> Reading | None:
-        """Of what serves, None while nothing does. Blocks; may run beside everything else."""
+    def vector(self, tensor: str = "") -> Reading | None:
+        """Of what serves, None while nothing does; of one tensor alone if it is named, without it when there is none of that name.
+        Blocks; may run beside everything else."""
 
     def proven(self) -> Proven | None:
         """What `vector` found last, None unless that was the decided content and the slot is as it was then. Reads no memory."""

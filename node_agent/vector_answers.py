@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from consistency.vector import pack_blocks
+from consistency import block_sidecar
+from consistency.vector import Words, pack_blocks
 from node_agent.device.port import SlotRecord
 from node_agent.messages import Fault, GetDigests, GetVector, GetVectors, Json, Reply
 from node_agent.report import NodeFacts
@@ -24,6 +25,8 @@ from node_agent.serving import Digests, Reading, VectorFrom
 from node_agent.store import Store
 from node_agent.tend import Tender
 from node_agent.trouble import STEP_FAULTS
+from raftmeta.core import block_file
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import config_digest
 
 MAX_CONFIG_DIGESTS = 4_096  # of versions of this node that are remembered
@@ -98,16 +101,16 @@ class VectorAnswers:
         tender = self._deployments.tenders.get(call.deployment)
         if tender is None:
             return _not_here(call.number, call.deployment)
+        if call.blocks:
+            found = await asyncio.to_thread(self._published if call.published else self._in_memory, tender, call)
+            if isinstance(found, Fault):
+                return found
+            blocks = base64.b64encode(pack_blocks(found)).decode()
+            return Json(call.number, msgspec.json.encode({"tensor": call.blocks, "blocks": blocks}))
         seen = await asyncio.to_thread(self._look, tender, None)
         if seen is None:
             return _serves_nothing(call.number, call.deployment)
         assert seen.reading is not None
-        if call.blocks:
-            found = seen.reading.vectors.get(call.blocks)
-            if found is None:
-                return Fault(call.number, 404, "not_found", f"{call.deployment}: no tensor {call.blocks[:200]!r} in the slot that serves")
-            blocks = base64.b64encode(pack_blocks(found.blocks)).decode()
-            return Json(call.number, msgspec.json.encode({"tensor": call.blocks, "blocks": blocks}))
         body = {
             "node": self._facts.node,
             "zone": self._facts.zone,
@@ -119,6 +122,35 @@ class VectorAnswers:
         if call.entries:
             body["entries"] = seen.reading.entries
         return Json(call.number, await asyncio.to_thread(msgspec.json.encode, body))
+
+    def _in_memory(self, tender: Tender, call: GetVector) -> Words | Fault:
+        """Block checks of one tensor in the memory that serves. Blocks while it is read."""
+        reading = tender.serving.vector(call.blocks)
+        if reading is None:
+            return _serves_nothing(call.number, call.deployment)
+        found = reading.vectors.get(call.blocks)
+        if found is None:
+            return Fault(call.number, 404, "not_found", f"{call.deployment}: no tensor {call.blocks[:200]!r} in the slot that serves")
+        return found.blocks
+
+    def _published(self, tender: Tender, call: GetVector) -> Words | Fault:
+        """The same as they were published with the version that serves; they hash to its manifest's entry. Blocks."""
+        record = next((slot.record for slot in tender.serving.slots() if slot.active), None)
+        if record is None:
+            return _serves_nothing(call.number, call.deployment)
+        manifest = self._store.manifest(record.checksum)
+        file = None if manifest is None else block_file.find(manifest)
+        if manifest is None or file is None or not self._store.has(file.sha256, file.size_bytes):
+            return Fault(call.number, 404, "not_found", f"{call.deployment}: no file of block checks of version {record.version!r} is here")
+        try:
+            with block_sidecar.read(self._store.path(file.sha256), manifest) as checks:
+                if call.blocks not in checks:
+                    return Fault(
+                        call.number, 404, "not_found", f"{call.deployment}: {record.version!r} has no tensor {call.blocks[:200]!r}"
+                    )
+                return checks[call.blocks]
+        except RaftmetaError as cause:
+            return Fault(call.number, 503, "unreadable", f"{call.deployment}: {cause}"[:1000])
 
     async def _digests(self, call: GetDigests) -> Reply:
         tender = self._deployments.tenders.get(call.deployment)

@@ -1,6 +1,6 @@
 """What a question for vectors may say in its query, and the call to control that it becomes. Pure.
 
-    /raftmeta/v1/vector/{deployment}   entries=0|1 | blocks=TENSOR | sha256=1 [after=TENSOR] [limit_bytes=N]
+    /raftmeta/v1/vector/{deployment}   entries=0|1 | blocks=TENSOR [published=1] | sha256=1 [after=TENSOR] [limit_bytes=N]
     /raftmeta/v1/vector                [deployments=NAME,NAME...] [max_age_ms=N]
     both                               [wait_s=N]: how long the asker waits, so that an answer which takes longer is given up here too
 
@@ -34,15 +34,17 @@ def of_one(deployment: str, query: bytes) -> Asked:
     """Raises ServeError 400."""
     given = _pairs(query, VECTOR_QUERY)
     wait_s = _number(given, "wait_s", WAIT_S, 1, MAX_WAIT_S)
-    entries, sha256 = _flag(given, "entries"), _flag(given, "sha256")
+    entries, sha256, published = _flag(given, "entries"), _flag(given, "sha256"), _flag(given, "published")
     if entries + sha256 + ("blocks" in given) > 1:
         raise ServeError(400, "the query asks for one of entries, blocks and sha256 at a time")
     if not sha256 and given.keys() & {"after", "limit_bytes"}:
         raise ServeError(400, "after and limit_bytes go with sha256=1")
+    if published and not given.get("blocks"):
+        raise ServeError(400, "published goes with blocks=TENSOR")
     if sha256:
         limit = _number(given, "limit_bytes", MAX_PAGE_BYTES, 1, MAX_PAGE_BYTES)
         return Asked(lambda number: GetDigests(number, deployment, given.get("after", ""), limit, wait_s), wait_s)
-    return Asked(lambda number: GetVector(number, deployment, entries, given.get("blocks", "")), wait_s)
+    return Asked(lambda number: GetVector(number, deployment, entries, given.get("blocks", ""), published), wait_s)
 
 
 def of_all(query: bytes) -> Asked:

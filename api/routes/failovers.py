@@ -49,7 +49,7 @@ async def fail_over(service: Service, call: Call) -> Reply:
     body: FailOverBody = call.body
     name = call.params["deployment"]
     command = FailOver(name, body.to, body.expected_serving_side, body.max_verdict_age_ms, body.force)
-    await service.check_level(command)
+    await service.require_level(command)
     state = await service.view(call)
     if state.outcome(call.key) is None:  # a repetition is answered by the log, whoever is heard by now
         _refuse_unheard(service, state, name, body)

@@ -95,7 +95,7 @@ def _publications(model: str, body: BatchBody) -> PublishBatch:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    return replies.encode(manifests.whole(manifests.unpack(packed)))
+    return replies.encode(manifests.unpack(packed))
 
 
 def _published(state: State, model: str, label: str, number: object) -> VersionRecord:

@@ -28,11 +28,11 @@ VerdictPage = msgspec.defstruct(
 )
 
 
-# A deployment, and where its rollout stands: `phase` is idle without a running one, `target` the version that it is moving to or serves,
-# `waiting_for` the nodes that keep the gate of the phase shut.
+# A deployment, the version that it decided to serve (None before the first activation), and where its rollout stands: `phase` is idle
+# without a running one, `target` the version that it is moving to or serves, `waiting_for` the nodes that keep the gate of the phase shut.
 Deployment = msgspec.defstruct(
     "Deployment",
-    [("phase", Phase), ("target", str), ("waiting_for", tuple[str, ...])],
+    [("serving", records.Version | None), ("phase", Phase), ("target", str), ("waiting_for", tuple[str, ...])],
     bases=(records.Deployment,),
     frozen=True,
     module=__name__,
@@ -54,6 +54,18 @@ class Acknowledged(msgspec.Struct, frozen=True):
     """A change that has no resource of its own to show."""
 
     revision: int
+
+
+class Judged(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one item of a batch whose items stand for themselves: of a refused one the code and why."""
+
+    revision: int
+    code: str = "ok"
+    detail: str = ""
+
+
+class JudgedItems(msgspec.Struct, frozen=True):
+    items: tuple[Judged, ...]  # in the order of the request
 
 
 class RolloutStarted(msgspec.Struct, frozen=True):

@@ -136,3 +136,7 @@ class VerdictBody(Sent, frozen=True):
     report: dict[str, Any]
     basis: BasisBody | None = None  # left out: as the report has it
     summary: Annotated[str, Meta(max_length=512)] = ""  # left out: made of the report
+
+
+class VerdictsBody(Sent, frozen=True):
+    items: Annotated[tuple[VerdictBody, ...], Meta(min_length=1, max_length=MAX_BATCH)]

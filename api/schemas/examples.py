@@ -39,7 +39,6 @@ MANIFEST: dict[str, Any] = {
         }
     ],
     "unbound": [],
-    "probes": [],
     "vector_root": VECTOR_ROOT,
     "sources": ["https://models.example/sentence-encoder/1.4.0/"],
 }
@@ -79,6 +78,7 @@ DEPLOYMENT = {
     "activated_ms": 1764451200000,
     "serving_side": "primary",
     "failover": None,
+    "serving": {**VERSION, "label": "1.3.2", "number": 6, "published_revision": 30},
     "phase": "syncing",
     "target": "1.4.0",
     "waiting_for": ["gpu-a2", "gpu-b1", "gpu-b2"],

@@ -172,6 +172,11 @@ class Client:
             body["basis"] = basis
         return await self._post(_path("consistency"), body, key)
 
+    async def record_verdicts(self, items: Sequence[Mapping[str, Any]], *, key: str = "") -> Reply:
+        """At most 1,000 items {deployment, verdict, report}, each judged for itself: `items` with revision, and `code` and `detail` of a
+        refused one, in the same order."""
+        return await self._post(_path("consistency:batch"), {"items": list(items)}, key)
+
     def watch(
         self, from_revision: int, resources: Sequence[str] = (), options: WatchOptions | None = None
     ) -> AsyncGenerator[Change | Bookmark, None]:

@@ -99,7 +99,7 @@ def faults(manifest: Manifest) -> list[str]:
 
 
 def whole(manifest: Manifest) -> dict[str, Any]:
-    """Its fields by name in their order, also those that were left out: what is stored, hashed and shown has all of them."""
+    """Its fields by name in their order, also those that were left out: what is stored and hashed has all of them."""
     return msgspec.structs.asdict(manifest) | {"probes": probes.whole(manifest.probes)}
 
 
@@ -265,7 +265,8 @@ def _all_faults(manifest: Manifest) -> Iterator[str]:
     for name in manifest.unbound:
         if name not in names:
             yield f"unbound names {name!r}, which is no tensor of the manifest"
-    yield from probes.faults(manifest.probes)
+    if manifest.probes:
+        yield from probes.faults(manifest.probes)
     for source in manifest.sources:
         fault = source_fault(source)
         if fault:

@@ -157,8 +157,9 @@ def _verdicts_after(state: State, name: str, revision: int) -> Iterator[Resource
 
 
 def deployment_resource(state: State, deployment: Deployment) -> Resource:
-    """The record with where its rollout stands and which nodes it waits for."""
-    shown = resource(deployment)
+    """The record with the version that was decided, where its rollout stands and which nodes it waits for."""
+    decided = state.versions.get(version_key(deployment.model, deployment.version))
+    shown = resource(deployment) | {"serving": None if decided is None else resource(decided)}
     rollout = _running(state, deployment)
     if rollout is None:
         return shown | {"phase": Phase.IDLE.value, "target": deployment.version, "waiting_for": []}

@@ -36,4 +36,4 @@ def test_the_four_packages_are_all_under_contract() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     packages = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert settings["tool"]["importlinter"]["root_packages"] == packages
-    assert settings["tool"]["mypy"]["files"] == packages
+    assert settings["tool"]["mypy"]["files"] == [*packages, "benchmarks"]

@@ -62,8 +62,9 @@ class FakeNode:
     epoch: int = 3
     boot_id: str = "boot-1"
     age_ms: int = 7
+    block_file: dict[str, vector.Words] = field(default_factory=dict)  # by tensor; empty: a version without the file
     fault: AgentFault | None = None  # raised instead of any answer
-    before_answer: Callable[[str], None] = lambda question: None  # called with roots | entries | blocks | digests
+    before_answer: Callable[[str], None] = lambda question: None  # called with roots | entries | blocks | published | digests
 
     def damage(self, tensor: str, at: int, xor: int = 0x80) -> None:
         self.tensors[tensor][2][at] ^= xor
@@ -101,6 +102,12 @@ class FakeNode:
     def blocks(self, tensor: str) -> vector.Words:
         self._asked("blocks")
         return vector.block_checks(self.tensors[tensor][2])
+
+    def published_blocks(self, tensor: str) -> vector.Words:
+        self._asked("published")
+        if not self.block_file:
+            raise AgentFault("not_found", "no file of block checks is here")
+        return self.block_file[tensor]
 
     def _asked(self, question: str) -> None:
         self.before_answer(question)
@@ -158,9 +165,10 @@ class FakeFleet:
     async def nodes(self) -> Reply:
         return self._reply({"items": [{"node": node, "url": url} for node, url in sorted(self.urls.items())], "next": None})
 
-    async def record_verdict(self, deployment: str, verdict: str, report: Mapping[str, Any], /) -> Reply:
-        self.recorded.append((deployment, verdict, report))
-        return self._reply({})
+    async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
+        reply = self._reply({"items": [{"revision": self.revision} for _ in items]})
+        self.recorded += [(item["deployment"], item["verdict"], item["report"]) for item in items]
+        return reply
 
     def _reply(self, body: dict[str, Any]) -> Reply:
         if self.fault:
@@ -180,7 +188,7 @@ class FakeFleet:
 
             setattr(self, name, count)
 
-        for name in ("list_deployments", "nodes", "get_version", "get_manifest", "get_rollout", "record_verdict"):
+        for name in ("list_deployments", "nodes", "get_version", "get_manifest", "get_rollout", "record_verdicts"):
             counted(name)
         return counts
 
@@ -207,10 +215,10 @@ class FakeAgents:
         self.asked.append((node.name, f"digests after {after!r}"))
         return node.digests(after)
 
-    async def blocks(self, url: str, deployment: str, tensor: str) -> vector.Words:
+    async def blocks(self, url: str, deployment: str, tensor: str, published: bool = False) -> vector.Words:
         node = self._node(url)
-        self.asked.append((node.name, tensor))
-        return node.blocks(tensor)
+        self.asked.append((node.name, f"published {tensor}" if published else tensor))
+        return node.published_blocks(tensor) if published else node.blocks(tensor)
 
     def _node(self, url: str) -> FakeNode:
         return self.fleet.nodes_by_name[url.removeprefix("http://")]
@@ -240,7 +248,8 @@ def vector_route(node: FakeNode) -> Route:
             if "sha256" in query:
                 return Answer(msgspec.to_builtins(node.digests(query.get("after", ""))))
             if "blocks" in query:
-                packed = base64.b64encode(vector.pack_blocks(node.blocks(query["blocks"]))).decode()
+                found = node.published_blocks(query["blocks"]) if "published" in query else node.blocks(query["blocks"])
+                packed = base64.b64encode(vector.pack_blocks(found)).decode()
                 return Answer({"tensor": query["blocks"], "blocks": packed})
             return Answer(msgspec.to_builtins(node.vector(query["entries"] == "1")))
         except AgentFault as fault:
@@ -266,10 +275,10 @@ def routes(fleet: FakeFleet) -> dict[tuple[str, str], Route]:
         get(f"/v1/models/{model}/versions/{label}/manifest", lambda key=key: msgspec.to_builtins(fleet.manifests[key]))
 
     def record(body: Any, query: dict[str, str]) -> Answer:
-        fleet.recorded.append((body["deployment"], body["verdict"], body["report"]))
-        return Answer({})
+        fleet.recorded += [(item["deployment"], item["verdict"], item["report"]) for item in body["items"]]
+        return Answer({"items": [{"revision": fleet.revision} for _ in body["items"]]})
 
-    made["POST", "/v1/consistency"] = record
+    made["POST", "/v1/consistency:batch"] = record
     return made
 
 

@@ -91,7 +91,7 @@ class OwnedServing:
             bytes_total=total, bytes_read=total - kept, bytes_kept=kept, tensors_changed=0 if kept else len(manifest.tensors)
         )
 
-    def vector(self) -> Reading | None:
+    def vector(self, tensor: str = "") -> Reading | None:
         slot = self._active()
         if slot is None:
             return None

@@ -150,7 +150,7 @@ def test_the_watch_of_the_document_opens() -> None:
 
 
 def test_every_operation_with_a_body_is_among_the_examples_that_are_sent() -> None:
-    assert sum(example_of(shown) is not None for _, _, shown in CALLS.values()) == 12
+    assert sum(example_of(shown) is not None for _, _, shown in CALLS.values()) == 13
 
 
 def test_the_digests_of_the_examples_are_those_of_their_manifest() -> None:

@@ -8,7 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from api.routes.verdicts import summary_of
+from api.routes.verdicts import MAX_BATCH_KEY, summary_of
+from api.schemas.bodies import MAX_BATCH, MAX_REPORT_BYTES
 from tests.support.fake_log import FakeMember
 from tests.unit.api.harness import DEPLOYMENT, Api, api, basis, run
 
@@ -125,3 +126,78 @@ def test_below_level_two_a_verdict_is_kept_as_before() -> None:
 )
 def test_a_summary_is_made_of_what_a_report_has(report: dict[str, Any], summary: str) -> None:
     assert summary_of(report) == summary
+
+
+def item(made: Api, deployment: str, verdict: str = "incomplete", **seen: Any) -> dict[str, Any]:
+    return {"deployment": deployment, "verdict": verdict, "report": {}, "basis": basis(made.member) | seen}
+
+
+async def post_batch(made: Api, items: list[dict[str, Any]], key: str = "check-1") -> httpx.Response:
+    return await made.client.post("/v1/consistency:batch", json={"items": items}, headers={"idempotency-key": key})
+
+
+def test_each_verdict_of_a_batch_is_judged_for_itself_and_a_repeated_batch_records_nothing_twice() -> None:
+    async def work() -> None:
+        async with api() as made:
+            await made.prepared()
+            items = [item(made, "search"), item(made, "nowhere"), item(made, "search", order_revision=1), item(made, "search", "diverged")]
+            items[3]["basis"]["started_revision"] += 1
+            first = await post_batch(made, items)
+            assert first.status_code == 200, first.text
+            told = first.json()["items"]
+            codes = [one.get("code", "ok") for one in told]
+            assert codes == ["ok", "unknown_deployment", "verdict_outdated", "ok"]
+            assert all(one["detail"] for one in told[1:3]) and "nowhere" in told[1]["detail"]
+            assert first.headers["x-raftmeta-revision"] == str(max(one["revision"] for one in told))
+            kept = await since(made)
+            assert [(one["verdict"], one["revision"]) for one in kept["items"]] == [
+                ("incomplete", told[0]["revision"]),
+                ("diverged", told[3]["revision"]),
+            ]
+            again = await post_batch(made, items)
+            assert again.json() == first.json() and await since(made) == kept
+            other = await post_batch(made, items[3:], "check-2")
+            assert other.json()["items"][0].get("code", "ok") == "ok" and len((await since(made))["items"]) == 3
+
+    run(work())
+
+
+def test_a_batch_that_the_log_cannot_take_is_an_error_as_a_whole_and_is_finished_by_repeating_it() -> None:
+    async def work() -> None:
+        async with api() as made:
+            await made.prepared()
+            items = [item(made, "search"), item(made, "nowhere")]
+            made.member.log.switches.unknown = True  # applied, and nobody hears of it
+            lost = await post_batch(made, items)
+            assert (lost.status_code, lost.json()["code"]) == (503, "unknown_outcome"), lost.text
+            made.member.log.switches.unknown = False
+            told = (await post_batch(made, items)).json()["items"]
+            assert [one.get("code", "ok") for one in told] == ["ok", "unknown_deployment"]
+            assert len((await since(made))["items"]) == 1
+
+    run(work())
+
+
+def test_nothing_of_a_batch_with_a_wrong_item_or_of_somebody_who_may_not_is_recorded() -> None:
+    async def work() -> None:
+        async with api() as made:
+            await made.prepared()
+            good, count = item(made, "search"), len(made.member.log.proposed)
+            too_long = item(made, "search") | {"report": {"text": "x" * MAX_REPORT_BYTES}}
+            for items, code in (
+                ([], "bad_field"),
+                ([good, good | {"verdict": "perhaps"}], "bad_field"),
+                ([good, good | {"more": 1}], "bad_field"),
+                ([good, too_long], "bad_field"),
+                ([good] * (MAX_BATCH + 1), "bad_field"),
+            ):
+                refused = await post_batch(made, items)
+                assert (refused.status_code, refused.json()["code"]) == (422, code), refused.text
+            key = await post_batch(made, [good], "k" * (MAX_BATCH_KEY + 1))
+            assert (key.status_code, key.json()["code"]) == (422, "bad_field")
+            made.member.authorizer.denied.add(("anonymous", "verdict", "*"))
+            denied = await post_batch(made, [good])
+            assert (denied.status_code, denied.json()["code"]) == (403, "forbidden")
+            assert len(made.member.log.proposed) == count
+
+    run(work())

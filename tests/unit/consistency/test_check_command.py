@@ -213,7 +213,7 @@ def test_no_record_records_nothing(stub: StubServer, fleet: FakeFleet) -> None:
 
 
 def test_a_verdict_that_cannot_be_recorded_stands_and_says_so(stub: StubServer, capsys: pytest.CaptureFixture[str]) -> None:
-    stub.routes["POST", "/v1/consistency"] = always(problem("forbidden", "the role reader may not record"))
+    stub.routes["POST", "/v1/consistency:batch"] = always(problem("forbidden", "the role reader may not record"))
     assert run(stub) == 0
     assert "not recorded: search: forbidden: the role reader may not record" in capsys.readouterr().out
 

@@ -125,17 +125,20 @@ class World:
     async def nodes(self) -> Reply:
         return await self.at("member", self.fleet.nodes)
 
-    async def record_verdict(self, deployment: str, verdict: str, report: Mapping[str, Any], /) -> Reply:
+    async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
         """Takes, as members do, no verdict of an order that is not the current one."""
+        (item,) = items
+        verdict, report = item["verdict"], item["report"]
 
         async def take() -> Reply:
-            state = self.fleet.deployments[deployment]
+            state = self.fleet.deployments[item["deployment"]]
             if (report["order_revision"], report["version"]) != (state["order_revision"], state["version"]):
-                raise RaftmetaError("expected_version_mismatch", "another order")
+                refused = {"revision": self.fleet.revision, "code": "verdict_outdated", "detail": "another order"}
+                return Reply({"items": [refused]}, status=200, revision=self.fleet.revision, generation=self.fleet.generation)
             if verdict == CONSISTENT:
                 assert {*state["primary"]["nodes"], *state["standby"]["nodes"]} <= {node["node"] for node in report["nodes"]}
             self.recorded.append((verdict, report))
-            return await self.fleet.record_verdict(deployment, verdict, report)
+            return await self.fleet.record_verdicts(items)
 
         return await self.at("member", take)
 
@@ -151,8 +154,8 @@ class World:
     async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector:
         return await self.at("node", lambda: self.agents.vector(url, deployment, entries))
 
-    async def blocks(self, url: str, deployment: str, tensor: str) -> Words:
-        return await self.at("node", lambda: self.agents.blocks(url, deployment, tensor))
+    async def blocks(self, url: str, deployment: str, tensor: str, published: bool = False) -> Words:
+        return await self.at("node", lambda: self.agents.blocks(url, deployment, tensor, published))
 
     async def digests(self, url: str, deployment: str, after: str) -> DigestPage:
         return await self.at("node", lambda: self.agents.digests(url, deployment, after))

@@ -53,7 +53,49 @@ def test_one_flipped_sign_on_the_standby_is_named_with_node_tensor_and_block(fle
     assert finding.detail == "bytes 196608..262144 of the tensor; 1 of its 5 blocks differ"
     assert made.mismatch_ratio == 0.25
     assert [node.tensors_different for node in made.nodes] == [0, 1]
-    assert sorted(agents.asked) == [("a1", "embed.weight"), ("a1", "roots"), ("b1", "embed.weight"), ("b1", "entries"), ("b1", "roots")]
+    assert sorted(agents.asked) == [
+        ("a1", "embed.weight"),
+        ("a1", "published embed.weight"),
+        ("a1", "roots"),
+        ("b1", "embed.weight"),
+        ("b1", "entries"),
+        ("b1", "published embed.weight"),
+        ("b1", "roots"),
+    ]
+
+
+def with_block_file(fleet: FakeFleet, *names: str) -> None:
+    """The file of block checks that was published with v1, on these nodes."""
+    for name in names:
+        fleet.nodes_by_name[name].block_file = {tensor: vector.block_checks(data) for tensor, (_, _, data) in weights().items()}
+
+
+def test_a_block_is_named_by_what_was_published_even_where_no_node_holds_it_any_more(fleet: FakeFleet) -> None:
+    with_block_file(fleet, "b1")
+    for node in fleet.nodes_by_name.values():
+        node.damage("embed.weight", 2 * vector.BLOCK_BYTES)
+    made = verdict_of(fleet)
+    named = [(finding.code, finding.node, finding.tensor, finding.block) for finding in in_memory(made)]
+    assert named == [("block", "a1", "embed.weight", 2), ("block", "b1", "embed.weight", 2)]
+
+
+def test_no_healthy_nodes_memory_is_read_for_blocks_that_were_published(fleet: FakeFleet) -> None:
+    with_block_file(fleet, "a1", "b1")
+    fleet.nodes_by_name["b1"].damage("norm", 0)
+    agents = FakeAgents(fleet)
+    (made,) = asyncio.run(Checker(fleet, agents).check([DEPLOYMENT]))
+    assert [(finding.code, finding.node, finding.block) for finding in in_memory(made)] == [("block", "b1", 0)]
+    assert ("a1", "norm") not in agents.asked and ("a1", "published norm") in agents.asked
+
+
+def test_a_file_of_block_checks_that_lies_names_no_block(fleet: FakeFleet) -> None:
+    with_block_file(fleet, "a1", "b1")
+    for node in fleet.nodes_by_name.values():
+        node.damage("layer.0.weight", 5)
+        node.block_file["layer.0.weight"] = node.block_file["norm"]
+    assert [(finding.code, finding.node) for finding in in_memory(verdict_of(fleet))] == [("tensor", "a1"), ("tensor", "b1")]
+    fleet.nodes_by_name["a1"].damage("layer.0.weight", 5)  # healed: its memory says what the files should
+    assert [(finding.code, finding.node, finding.block) for finding in in_memory(verdict_of(fleet))] == [("block", "b1", 0)]
 
 
 def test_every_damaged_tensor_has_a_finding(fleet: FakeFleet) -> None:

@@ -11,6 +11,7 @@ from consistency import vector, weights
 from consistency.agent_answers import AgentFault
 from consistency.collect import Checker
 from consistency.findings import Limits, TensorSpec, Verdict
+from raftmeta.core.errors import RaftmetaError
 from tests.support.fake_fleet import MODEL, FakeAgents, FakeFleet, codes, in_memory
 
 
@@ -34,6 +35,19 @@ def test_a_node_is_asked_once_for_all_its_deployments_and_members_once_for_each_
     assert {verdict.verdict for verdict in made} == {"consistent"}
     assert sorted(agents.asked) == [("a1", "roots"), ("b1", "roots")]
     assert called == {"list_deployments": 12, "nodes": 1, "get_version": 1}  # pages of one, read twice
+
+
+def test_no_version_is_looked_up_that_came_with_its_deployment(fleet: FakeFleet) -> None:
+    plain = check(fleet, Limits())
+    fleet.deployments["search"]["serving"] = fleet.versions[f"{MODEL}/v1"] | {"label": "v1"}
+    called = fleet.count_calls()
+    assert check(fleet, Limits()) == plain
+    assert called == {"list_deployments": 2, "nodes": 1}
+    fleet.deployments["search"]["serving"] |= {"config_digest": "0" * 64}
+    assert check(fleet, Limits()).verdict == "diverged"
+    del fleet.deployments["search"]["serving"]["vector_root"]
+    with pytest.raises(RaftmetaError, match="not a deployment"):
+        check(fleet, Limits())
 
 
 def test_nodes_with_the_same_wrong_root_are_asked_for_their_tensors_once() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
+import msgspec
 
+from api.routes.verdicts import MAX_BATCH_BODY
 from consistency.agent_answers import AgentFault
 from consistency.collect import Checker
-from consistency.findings import Limits, Verdict
-from consistency.recording import MAX_AT_ONCE, RECORD_WITHIN_S, record
+from consistency.findings import Finding, Limits, Verdict
+from consistency.recording import BATCH, RECORD_WITHIN_S, record
+from consistency.report import MAX_RECORD_BYTES
+from raftmeta import strict_json
 from raftmeta.client import Reply
 from raftmeta.core.errors import RaftmetaError
 from tests.support.fake_fleet import DEPLOYMENT, FakeAgents, FakeFleet
@@ -65,30 +68,41 @@ def test_each_verdict_that_is_refused_is_told_and_the_others_are_kept() -> None:
     made = verdict_of(fleet)
 
     class Picky:
-        async def record_verdict(self, deployment: str, verdict: str, report: Mapping[str, Any], /) -> Reply:
-            if not fleet.recorded:
-                fleet.recorded.append((deployment, verdict, report))
-                raise RaftmetaError("forbidden", "because")
-            return await fleet.record_verdict(deployment, verdict, report)
+        async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
+            reply = await fleet.record_verdicts(items)
+            reply["items"][1] = {"revision": 9, "code": "verdict_outdated", "detail": "because"}
+            return reply
 
-    assert asyncio.run(record(Picky(), [made, made, made])) == ("search: forbidden: because",)
+    assert asyncio.run(record(Picky(), [made, made, made])) == ("search: verdict_outdated: because",)
     assert len(fleet.recorded) == 3
 
 
-@pytest.mark.parametrize("count", [3 * MAX_AT_ONCE])
-def test_many_are_recorded_beside_each_other_and_not_all_at_once(count: int) -> None:
+def test_of_a_batch_that_failed_and_of_one_that_was_answered_in_part_no_verdict_counts_as_recorded() -> None:
     fleet = FakeFleet()
     made = verdict_of(fleet)
-    running = most = 0
 
-    class Slow:
-        async def record_verdict(self, *_: Any) -> Reply:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await asyncio.sleep(0)
-            running -= 1
-            return await fleet.nodes()
+    class Silent:
+        async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
+            return await fleet.record_verdicts(items[1:])
 
-    assert asyncio.run(record(Slow(), [made] * count)) == ()
-    assert most == MAX_AT_ONCE
+    told = "search: a member told of 1 verdicts, it was given 2"
+    assert asyncio.run(record(Silent(), [made, made])) == (told, told)
+    fleet.fault = RaftmetaError("no_quorum", "because")
+    assert asyncio.run(record(fleet, [made, made])) == ("search: no_quorum: because",) * 2
+
+
+def test_many_are_recorded_in_few_requests_which_members_take() -> None:
+    fleet = FakeFleet()
+    made = msgspec.structs.replace(verdict_of(fleet), deployment="d" * 128)
+    finding = Finding("block", "tiny", "search", "a1", "0", "1", tensor="t" * 1_000)
+    long = msgspec.structs.replace(made, findings=(finding,) * 40, findings_total=40)
+    sizes: list[int] = []
+
+    class Measuring:
+        async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
+            sizes.append(len(strict_json.dumps({"items": list(items)})))
+            return await fleet.record_verdicts(items)
+
+    assert asyncio.run(record(Measuring(), [long] * (2 * BATCH + 1))) == ()
+    assert (len(sizes), len(fleet.recorded)) == (3, 2 * BATCH + 1)
+    assert BATCH * MAX_RECORD_BYTES / 2 < max(sizes) < MAX_BATCH_BODY

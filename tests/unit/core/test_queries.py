@@ -113,15 +113,16 @@ def test_what_exists_is_found() -> None:
 def test_a_deployment_resource_tells_where_its_rollout_stands() -> None:
     world = serving_world()
     idle = q.deployment_resource(world.state, world.state.deployments["d"])
-    assert (idle["phase"], idle["target"], idle["waiting_for"]) == ("idle", "", [])
+    assert (idle["phase"], idle["target"], idle["waiting_for"], idle["serving"]) == ("idle", "", [], None)
     world.start("1", "r1")
     world.attest("r1", Stage.PREPARED, only=["a2"])
     (shown,) = q.deployments_page(world.state, 5).items
-    assert (shown["phase"], shown["target"], shown["waiting_for"]) == ("preparing", "1", ["a1", "b1"])
+    assert (shown["phase"], shown["target"], shown["waiting_for"], shown["serving"]) == ("preparing", "1", ["a1", "b1"], None)
     assert shown["standby"] == {"zone": "b", "nodes": ["b1"]}
     world.reach("r1", Phase.ACTIVE)
     done = q.deployment_resource(world.state, world.state.deployments["d"])
     assert (done["phase"], done["target"], done["version"]) == ("idle", "1", "1")
+    assert done["serving"] == q.resource(q.find_version(world.state, "m", "1"))
 
 
 def test_deployments_are_paged_by_name_and_found_by_node() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,11 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from consistency.vector import Words, block_checks, unpack_blocks
 from node_agent.messages import Fault, GetDigests, GetVector, GetVectors, Json, Reply
 from node_agent.report import NodeFacts
 from node_agent.tend import Tender
 from node_agent.vector_answers import VectorAnswers
+from raftmeta.core import block_file
 from raftmeta.core.manifest import config_digest
+from tests.support.small_version import with_blocks
 from tests.support.tending import TendScene, run
 
 FACTS = NodeFacts("n1", "a", "boot-1", "http://n1")
@@ -65,9 +69,9 @@ class Node:
     def count_reads(self) -> None:
         self._reads, vector = 0, self.scene.station.vector
 
-        def counted() -> Any:
+        def counted(tensor: str) -> Any:
             self._reads += 1
-            return vector()
+            return vector(tensor)
 
         self.scene.station.vector = counted  # type: ignore[method-assign]
 
@@ -130,9 +134,9 @@ def test_nothing_is_read_any_more_once_nobody_waits_for_it(node: Node) -> None:
         node.tenders |= {"late": node.scene.tender, "later": node.scene.tender}
         vector = node.scene.station.vector
 
-        def slow() -> Any:
+        def slow(tensor: str) -> Any:
             node.clock.now_ns += 20 * 10**9
-            return vector()
+            return vector(tensor)
 
         node.scene.station.vector = slow  # type: ignore[method-assign]
         body = await node.all("search", "late", "later")
@@ -196,6 +200,48 @@ def test_a_reading_of_another_content_of_the_slot_answers_nobody(node: Node) -> 
         assert node.scene.station.proven() is None, "another process read it"
         node.scene.station.note_whole(None)
         assert node.scene.station.proven() is None
+
+    run(work)
+
+
+def words_of(reply: Reply) -> Words:
+    assert isinstance(reply, Json), reply
+    return unpack_blocks(base64.b64decode(msgspec.json.decode(reply.body)["blocks"]))
+
+
+def test_block_checks_are_those_of_one_tensor_in_memory_or_as_they_were_published(node: Node) -> None:
+    async def work() -> None:
+        version = node.scene.versions["1.0.0"] = with_blocks(node.scene.versions["1.0.0"])
+        in_memory, published = GetVector(1, "search", False, "a"), GetVector(1, "search", False, "a", published=True)
+        assert (await node.reply(published)).code == "starting" == (await node.reply(in_memory)).code  # type: ignore[union-attr]
+        await node.scene.roll(None, 1)
+        right = block_checks(b"1" * 100)
+        assert words_of(await node.reply(in_memory)).tolist() == words_of(await node.reply(published)).tolist() == right.tolist()
+        node.flip()
+        assert words_of(await node.reply(in_memory)).tolist() != right.tolist()
+        assert words_of(await node.reply(published)).tolist() == right.tolist()
+        assert node.scene.station.whole is None, "one tensor says nothing of the whole slot"
+        nothing = await node.reply(GetVector(1, "search", False, "b", published=True))
+        assert isinstance(nothing, Fault) and (nothing.status, nothing.code) == (404, "not_found")
+        file = block_file.find(version.manifest)
+        assert file is not None
+        path = node.scene.memory.store.path(file.sha256)
+        path.chmod(0o600)
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+        broken = await node.reply(GetVector(1, "search", False, "big", published=True))
+        assert isinstance(broken, Fault) and (broken.status, broken.code) == (503, "unreadable")
+        path.unlink()
+        gone = await node.reply(published)
+        assert isinstance(gone, Fault) and (gone.status, gone.code) == (404, "not_found")
+
+    run(work)
+
+
+def test_of_a_version_without_a_file_of_block_checks_none_were_published(node: Node) -> None:
+    async def work() -> None:
+        await node.scene.roll(None, 1)
+        reply = await node.reply(GetVector(1, "search", False, "a", published=True))
+        assert isinstance(reply, Fault) and (reply.status, reply.code) == (404, "not_found") and "1.0.0" in reply.detail
 
     run(work)
 

@@ -17,6 +17,8 @@ from node_agent.serve import ServeError
         (b"entries=0", GetVector(1, "d", False, "")),
         (b"entries=1&wait_s=5", GetVector(1, "d", True, "")),
         (b"blocks=a.weight%26", GetVector(1, "d", False, "a.weight&")),
+        (b"blocks=a&published=0", GetVector(1, "d", False, "a")),
+        (b"blocks=a&published=1", GetVector(1, "d", False, "a", published=True)),
         (b"sha256=1", GetDigests(1, "d", "", MAX_PAGE_BYTES, 30)),
         (b"sha256=1&after=a%2Cb&limit_bytes=7", GetDigests(1, "d", "a,b", 7, 30)),
     ],
@@ -45,6 +47,9 @@ def test_who_asks_says_how_long_an_answer_may_take() -> None:
 
 
 WRONG_OF_ONE = [
+    b"published=1",
+    b"blocks=&published=1",
+    b"blocks=a&published=yes",
     b"entries=2",
     b"entries",
     b"depth=1",
