@@ -7,7 +7,7 @@ itself has applied it, so that whoever wrote can read it back from the same memb
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +27,7 @@ from raftmeta.core.types import Outcome
 
 T = TypeVar("T")
 
+_KEY_BYTES = 8
 GRACE_S = 0.5  # beyond a deadline that the log keeps itself: it knows better what became of a call
 
 
@@ -74,6 +75,7 @@ class Service:
         self.in_flight = 0
         self.large_bytes = 0  # of bodies above limits.large_bytes that are being read or worked on
         self._large_queue = 0
+        self._random: list[str] = []  # of keys to come; each is used once
         self._bridge = Bridge(loop)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="raftmeta-bodies")
 
@@ -83,7 +85,10 @@ class Service:
     def make_key(self) -> str:
         """An idempotency key for a caller without one. Its time is what most members' clocks say, whatever this one's does, and never
         behind the cluster's, which would make it an expired one."""
-        return f"{self.clock_ms():013d}-{secrets.token_hex(8)}"
+        if not self._random:
+            drawn = os.urandom(_KEY_BYTES * 64).hex()  # one call for many keys
+            self._random = [drawn[at : at + 2 * _KEY_BYTES] for at in range(0, len(drawn), 2 * _KEY_BYTES)]
+        return f"{self.clock_ms():013d}-{self._random.pop()}"
 
     def clock_ms(self) -> int:
         """The clock that stamps records, as far as this member can tell: never behind what was stamped."""

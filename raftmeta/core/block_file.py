@@ -9,7 +9,7 @@ beginning of its SHA-256, so that files for different weights can lie in one pla
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,12 +45,11 @@ def size_of(tensor_sizes: Iterable[int]) -> int:
 
 def find(manifest: Manifest) -> FileEntry | None:
     """The file of block checks that a sound manifest names."""
-    return next(_found(manifest), None)
+    return next(iter(named_in(manifest)), None)
 
 
-def faults(manifest: Manifest) -> Iterator[str]:
-    """What is wrong with how the manifest names such a file."""
-    found = list(_found(manifest))
+def faults(manifest: Manifest, found: Sequence[FileEntry]) -> Iterator[str]:
+    """What is wrong with how the manifest names such files; `found`: those that it names."""
     if len(found) > 1:
         yield f"{len(found)} files of block checks, {found[0].name!r} first; a version has one at most"
     for file in found:
@@ -63,5 +62,6 @@ def faults(manifest: Manifest) -> Iterator[str]:
             yield f"file {file.name!r} holds block checks; a tensor is said to lie in it"
 
 
-def _found(manifest: Manifest) -> Iterator[FileEntry]:
-    return (file for file in manifest.files if file.role == ROLE and is_name(file.name))
+def named_in(manifest: Manifest) -> list[FileEntry]:
+    """One at most in a sound manifest."""
+    return [file for file in manifest.files if file.role == ROLE and _NAME.match(file.name)]

@@ -258,13 +258,13 @@ def _all_faults(manifest: Manifest) -> Iterator[str]:
         yield "no files"
     yield from _file_faults(manifest)
     yield from _tensor_faults(manifest)
-    yield from _overlaps(manifest)
-    yield from block_file.faults(manifest)
-    names = {tensor.name for tensor in manifest.tensors}
-    yield from _order_faults("unbound", manifest.unbound)
-    for name in manifest.unbound:
-        if name not in names:
-            yield f"unbound names {name!r}, which is no tensor of the manifest"
+    if len(manifest.tensors) > 1:
+        yield from _overlaps(manifest)
+    blocks = block_file.named_in(manifest)
+    if blocks:
+        yield from block_file.faults(manifest, blocks)
+    if manifest.unbound:
+        yield from _unbound_faults(manifest)
     if manifest.probes:
         yield from probes.faults(manifest.probes)
     for source in manifest.sources:
@@ -273,6 +273,14 @@ def _all_faults(manifest: Manifest) -> Iterator[str]:
             yield f"source {source[:80]!r} {fault}"
     if len(manifest.sources) > 16:
         yield f"{len(manifest.sources)} sources, the limit is 16"
+
+
+def _unbound_faults(manifest: Manifest) -> Iterator[str]:
+    names = {tensor.name for tensor in manifest.tensors}
+    yield from _order_faults("unbound", manifest.unbound)
+    for name in manifest.unbound:
+        if name not in names:
+            yield f"unbound names {name!r}, which is no tensor of the manifest"
 
 
 def _order_faults(what: str, names: Sequence[str]) -> Iterator[str]:
@@ -284,7 +292,8 @@ def _order_faults(what: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _file_faults(manifest: Manifest) -> Iterator[str]:
-    yield from _order_faults("files", [file.name for file in manifest.files])
+    if len(manifest.files) > 1:
+        yield from _order_faults("files", [file.name for file in manifest.files])
     for file in manifest.files:
         fault = path_fault(file.name)
         if fault:
@@ -299,7 +308,8 @@ def _file_faults(manifest: Manifest) -> Iterator[str]:
 
 def _tensor_faults(manifest: Manifest) -> Iterator[str]:
     files = {file.name: file for file in manifest.files}
-    yield from _order_faults("tensors", [tensor.name for tensor in manifest.tensors])
+    if len(manifest.tensors) > 1:
+        yield from _order_faults("tensors", [tensor.name for tensor in manifest.tensors])
     for tensor in manifest.tensors:
         name, dtype, shape = tensor.name, tensor.dtype, tensor.shape
         if not name or len(name.encode()) > 1024 or _CONTROL.search(name):
@@ -325,8 +335,6 @@ def _what(entry: FileEntry | TensorEntry) -> str:
 
 
 def _overlaps(manifest: Manifest) -> Iterator[str]:
-    if len(manifest.tensors) < 2:
-        return
     spans = sorted((tensor.file, tensor.begin, tensor.end, tensor.name) for tensor in manifest.tensors)
     for (file, _, end, name), (next_file, begin, _, next_name) in pairwise(spans):
         if file == next_file and begin < end:
