@@ -18,7 +18,6 @@ import structlog
 import typer
 import uvloop
 
-from api import app
 from api.descriptors import connections_allowed
 from api.guard import HttpLimits
 from api.server import TOLD_AWAY, Listen, Server, make_server
@@ -101,6 +100,8 @@ async def _serve(settings: ServerConfig, member: Member, output: QueuedStderr, c
     host, port = split_address(settings.api.listen)
     certificate, key = settings.api.certificate, settings.api.key
     listen = Listen(host, port, ServerTls(certificate, key) if certificate and key else None)
+    from api import app  # FastAPI takes a third of a second, in which the log finds its peers
+
     server = make_server(app.build(service), listen, HttpLimits(max_connections=connections), lambda: _begin_end(service))
     member.on_failed = lambda: _end(server)
     if member.failed.is_set():  # before there was somebody to tell
