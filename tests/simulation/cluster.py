@@ -89,7 +89,7 @@ class Cluster(World):
         self._order = itertools.count()
         self._trace = hashlib.sha256()
         self._noted: list[tuple[object, ...]] = []
-        self._remembered: set[tuple[str, str]] = set()  # (who, of whom): heard from a damaged one that has started whole since
+        self._remembered: set[tuple[str, str]] = set()  # (who, of whom): heard from a damaged one that has started whole or with nothing since
         self.steps = 0
 
     # ------------------------------------------------------------------ what clients and faults use
@@ -136,7 +136,11 @@ class Cluster(World):
         replica = member.replica
         if replica is not None and not replica.engine.joining and self.is_damaged(member):
             self.faults.damage.over(member)
-            self._remembered.update((other, member.id) for other in self.members if other != member.id)
+            self._remember(member)
+
+    def _remember(self, member: SimMember) -> None:
+        """What it said while it was damaged: others know it until they look at its new link, which takes as long as they are paused."""
+        self._remembered.update((other, member.id) for other in self.members if other != member.id)
 
     def is_damaged(self, member: SimMember) -> bool:
         return member.id in self.faults.damage.members
@@ -150,6 +154,7 @@ class Cluster(World):
         others = [m.id for m in self.members.values() if m is not member and m.replica is not None and m.replica.engine.joining]
         if others and self.network.weather.is_clear():
             raise Violation(f"{member.id} was set aside while {' and '.join(others)} had not caught up")
+        self._remember(member)
 
     def count(self, kind: str) -> None:
         self.faults.count(kind)
