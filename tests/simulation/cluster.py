@@ -89,7 +89,7 @@ class Cluster(World):
         self._order = itertools.count()
         self._trace = hashlib.sha256()
         self._noted: list[tuple[object, ...]] = []
-        self._remembered: set[tuple[str, str]] = set()  # (who, of whom): heard from a damaged one that has started whole or with nothing since
+        self._remembered: set[tuple[str, str]] = set()  # (who, of whom): heard while that one was damaged, and not since
         self.steps = 0
 
     # ------------------------------------------------------------------ what clients and faults use
