@@ -103,7 +103,8 @@ def _check_needed(engine: str, root: Path, names: Sequence[str]) -> None:
     needed = _NEEDED_FILES.get(engine)
     if not needed or needed in names:
         return
-    below = [PurePosixPath(name).parent for name in names if PurePosixPath(name).name == needed]
+    weights = {PurePosixPath(name).parent for name in names if name.endswith(".safetensors")}
+    below = [parent for name in names if PurePosixPath(name).name == needed and (parent := PurePosixPath(name).parent) in weights]
     found = f"it stands in {str(root / below[0])!r}: publish that directory" if below else f"found {shown(names)}"
     refuse(needed, f"is missing in {str(root)!r}; the engine {engine!r} cannot bind without it: {found}")
 

@@ -52,6 +52,7 @@ def look(config: AgentConfig) -> dict[str, Any]:
         "node": config.node,
         "zone": config.zone,
         "cluster_id": record.cluster_id if record else "",
+        "cordoned": record.cordoned if record else "",
         "agent": _asked(config),
         "deployments": [_deployment(config, item, by_name.get(item.arena)) for _, item in sorted(deployments.items())],
         "arenas": [arena_row(found) for found in arenas],
@@ -84,6 +85,7 @@ def _deployment(config: AgentConfig, record: DeploymentRecord, arena: ArenaFile 
         "fence": {"generation": record.fence.generation, "revision": record.fence.revision},
         "obeyed": record.obeyed.label if record.obeyed else "",
         "pin": record.pin.label if record.pin else "",
+        "pinned": msgspec.to_builtins(record.pinned),
         "behind": record.behind,
         "damage": record.damage,
         "change": msgspec.to_builtins(record.change),
@@ -126,13 +128,18 @@ def _print(config: AgentConfig, seen: dict[str, Any]) -> None:
     plane = agent["control_plane"] if agent else None
     running = "not running" if plane is None else "running; the control plane " + ("answers" if plane["reachable"] else "does not answer")
     out.print(f"node {config.node}, zone {config.zone}: {running}", markup=False)
+    if seen["cordoned"]:
+        out.print(f"cordoned: {output.printable(seen['cordoned'])}; out of readiness until `raftmeta agent cordon --lift`", markup=False)
     for item in seen["deployments"]:
         fence = item["fence"]
         out.print(
             f"\n{item['deployment']} ({item['model']}, {item['side']}): obeyed {item['obeyed'] or '-'} "
-            f"at generation {fence['generation']} revision {fence['revision']}, pinned {item['pin'] or '-'}",
+            f"at generation {fence['generation']} revision {fence['revision']}, served last {item['pin'] or '-'}",
             markup=False,
         )
+        if item["pinned"] is not None:
+            kept, why = item["pinned"]["label"], output.printable(item["pinned"]["reason"])
+            out.print(f"pinned to {kept} by hand: {why}; obeys again after `raftmeta agent pin {item['deployment']} --lift`", markup=False)
         rows = [
             (
                 f"{slot['slot']}{' active' if slot['active'] else ''}",

@@ -101,9 +101,8 @@ class Loop:
 
     def status(self) -> dict[str, Any]:
         looks = [tender.look() for _, tender in sorted(self._tenders.items())]
-        return report.status(
-            self._facts, looks, {"reachable": self.reachable, "reason": self._why_lost, "silent_s": round(self.silent_s, 3)}
-        )
+        plane = {"reachable": self.reachable, "reason": self._why_lost, "silent_s": round(self.silent_s, 3)}
+        return report.status(self._facts, looks, plane, self._places.journal.record.cordoned)
 
     async def plans(self, version: str = "") -> dict[str, Any]:
         """By deployment: the steps that are left, with what they would move; with a version, as if it were activated now.
@@ -386,7 +385,8 @@ class Loop:
         while True:
             looks = [tender.look() for _, tender in sorted(self._tenders.items())]
             with suppress(RaftmetaError):  # `_probe` says whether the control plane is there
-                reply = await self._plane.heartbeat(self._facts.node, report.heartbeat(self._facts, looks))
+                status = report.heartbeat(self._facts, looks, self._places.journal.record.cordoned)
+                reply = await self._plane.heartbeat(self._facts.node, status)
                 interval_s = min(60.0, max(0.1, int(reply["interval_ms"]) / 1000))
             await asyncio.sleep(interval_s)
 

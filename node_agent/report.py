@@ -65,19 +65,19 @@ def counters(value: StageCounters) -> dict[str, int]:
     return msgspec.structs.asdict(value)
 
 
-def heartbeat(facts: NodeFacts, looks: Sequence[Look]) -> dict[str, Any]:
-    """NodeStatus."""
+def heartbeat(facts: NodeFacts, looks: Sequence[Look], cordoned: str = "") -> dict[str, Any]:
+    """NodeStatus. `cordoned`: why an operator took the node out of readiness, "" when nobody did."""
     return {
         **facts._asdict(),
         "slots": [slot for look in looks for slot in _slots(look)],
-        "deployments": {look.deployment: _serving(look) for look in looks},
+        "deployments": {look.deployment: _serving(look, cordoned) for look in looks},
     }
 
 
-def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, Any]) -> dict[str, Any]:
+def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, Any], cordoned: str = "") -> dict[str, Any]:
     """The answer of /raftmeta/v1/status: a heartbeat and what stands in the way. `control_plane`: reachable, reason, silent_s."""
-    body = heartbeat(facts, looks)
-    body["control_plane"] = dict(control_plane)
+    body = heartbeat(facts, looks, cordoned)
+    body |= {"control_plane": dict(control_plane), "cordoned": cordoned}
     for look in looks:
         more = {"model": look.model, "side": look.side.value, "committed": look.goal, "doing": look.doing, "trouble": look.trouble}
         held = [{"who": holder.who, "seconds": None if holder.seconds is None else round(holder.seconds, 1)} for holder in look.holders]
@@ -112,12 +112,12 @@ def _slots(look: Look) -> list[dict[str, Any]]:
     ]
 
 
-def _serving(look: Look) -> dict[str, Any]:
+def _serving(look: Look, cordoned: str) -> dict[str, Any]:
     record = next((slot.record for slot in look.slots if slot.active and slot.record.state is SlotState.VERIFIED), None)
     return {
         "version": "" if record is None else record.version,
         "checksum": "" if record is None else record.checksum,
         "vector_root": "" if record is None else record.vector_root,
-        "ready": look.ready and not look.damage,
+        "ready": look.ready and not look.damage and not cordoned,
         "lag_ms": look.lag_ms if record is not None else -1,
     }

@@ -200,7 +200,9 @@ def find(words: list[str]) -> tuple[str, list[str]] | None:
     for length in (2, 1):
         name = " ".join(words[:length])
         if len(words) >= length and name in COMMANDS:
-            return name, words[length:]
+            rest = words[length:]
+            # A word where a command below would stand is meant as one; those that have any take no arguments themselves.
+            return None if rest and not rest[0].startswith("-") and below(name) else (name, rest)
     return None
 
 

@@ -37,7 +37,7 @@ class DeployOptions(MemberOptions):
 @dataclass(frozen=True, kw_only=True)
 class WaitOptions(MemberOptions):
     expect: Annotated[
-        str | None, typer.Option("--expect", metavar="VERSION", help='Refuse unless this version serves now; "" for none yet.')
+        str | None, typer.Option("--expect", metavar="VERSION", help='Refuse unless this version serves now; "" before the first.')
     ] = None
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the rollout to its end.")] = True
     wait_s: Annotated[
@@ -116,7 +116,11 @@ def _activate(options: ActivateOptions) -> int:
 
 
 def _rollback(options: RollBackOptions) -> int:
-    """Move a deployment back to its previous version. Where its slot is untouched this flips a pointer and copies nothing."""
+    """Move a deployment back to its previous version. Where its slot is untouched this flips a pointer and copies nothing.
+
+    Given twice it goes forward again, since the previous version is then the one that was left: `--expect VERSION`, with the version that
+    is to be left, makes it safe to repeat.
+    """
     return _roll(options, lambda client: client.rollback(options.deployment, options.expect))
 
 
@@ -145,6 +149,10 @@ def _roll(options: WaitOptions, start: Callable[[Client], Awaitable[Reply]]) -> 
         output.console().print(f"{reply['deployment']} serves {reply['to_version']} on every node after {seconds:.2f} s", markup=False)
         columns = ("NODE", "SIDE", "STAGE", "FETCHED B", "READ B", "FROM ACTIVE B", "KEPT B", "SWITCH us")
         output.console().print(output.table(columns, cost_rows(reply)))
+        if reply.get("kind") == "rollback":
+            left = reply["from_version"]
+            told = f"once more goes forward to {left}; `raftmeta rollback {reply['deployment']} --expect {left}` is refused from now on"
+            output.console().print(told, markup=False)
     return Exit.NO if failed else Exit.OK
 
 

@@ -70,7 +70,8 @@ _HINTS = {
     "unauthenticated": "set token_file (and ca_file) in client.toml, or RAFTMETA_TOKEN_FILE",
     "forbidden": "this token's role may not do it; ask for one that may",
     "no_leader": "an election may be running; `raftmeta cluster status` shows the members",
-    "no_quorum": "is a member running there? `raftmeta server` starts one; --url or --config names others",
+    "no_quorum": "is a member running there? Members are named by --config FILE or RAFTMETA_CLIENT_CONFIG, a client.toml as "
+    "`raftmeta init` writes it, or by --url",
     "not_applied": "nothing was changed; is a member running there? `raftmeta cluster status` shows it",
     "unknown_outcome": "it may have been applied; look with `raftmeta status` before you repeat it",
     "agent_unreachable": "`raftmeta agent --config FILE` starts it; `raftmeta agent inspect` shows what it left",
@@ -78,7 +79,7 @@ _HINTS = {
     "quota_exceeded": "delete versions that nothing names any more",
 }
 _BY_CLASS = {
-    ErrorClass.INVALID: "correct the request and try again",
+    ErrorClass.INVALID: "correct what the text above names, and try again",
     ErrorClass.REJECTED: "look again (`raftmeta status`) and decide",
     ErrorClass.UNAVAILABLE: "try again in a moment; `raftmeta cluster status` shows the members",
     ErrorClass.CAPACITY: "free something, then try again",

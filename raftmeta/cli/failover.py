@@ -87,8 +87,8 @@ def _print(options: FailoverOptions, seen: dict[str, Any], decided: dict[str, An
     out = output.console()
     rows = [(reason["code"], _weight(reason, options.force), output.printable(reason["detail"])) for reason in seen["reasons"]]
     if rows:
-        out.print(output.table(("PRECONDITION", "", "FOUND"), rows))
-    what = f"{seen['deployment']} {seen['version']}: {seen['serving_side']} -> {seen['to']}"
+        out.print(output.table(("PRECONDITION", "STATE", "FOUND"), rows))
+    what = f"{seen['deployment']} {seen['version'] or '(nothing activated)'}: {seen['serving_side']} -> {seen['to']}"
     if decided:
         out.print(
             f"{what} decided at revision {decided['order_revision']}; the {decided['serving_side']} side takes requests", markup=False
@@ -96,8 +96,10 @@ def _print(options: FailoverOptions, seen: dict[str, Any], decided: dict[str, An
     elif options.dry_run and _allowed(seen, options.force):
         out.print(f"{what} would be decided; nothing was changed", markup=False)
     else:
-        hint = "; --force overrides what the verdict lacks" if seen["allowed_with_force"] and not options.force else ""
-        out.print(f"{what} {'would be refused' if options.dry_run else 'refused'}, nothing was changed{hint}", style="red", markup=False)
+        out.print(f"{what} {'would be refused' if options.dry_run else 'refused'}, nothing was changed", style="red", markup=False)
+        if seen["allowed_with_force"] and not options.force:
+            name = seen["deployment"]
+            out.print(f"hint:  `raftmeta check {name}` gives a new verdict, then repeat this; --force goes without one", markup=False)
 
 
 def _weight(reason: dict[str, Any], force: bool) -> str:

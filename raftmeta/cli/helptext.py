@@ -49,11 +49,12 @@ def print_group(word: str, names: list[str]) -> None:
 
 def _rows(rows: list[tuple[str, str]]) -> list[str]:
     width = min(_WIDTH_LIMIT, shutil.get_terminal_size((80, 24)).columns)
+    column = max(map(len, commands.COMMANDS))
     lines = []
     for name, text in rows:
-        first, *more = textwrap.wrap(text, max(20, width - 18)) or [""]
-        lines.append(f"  {name:<15} {first}")
-        lines += [f"  {'':<15} {line}" for line in more]
+        first, *more = textwrap.wrap(text, max(20, width - column - 3)) or [""]
+        lines.append(f"  {name:<{column}} {first}")
+        lines += [f"  {'':<{column}} {line}" for line in more]
     return lines
 
 

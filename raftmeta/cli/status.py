@@ -120,8 +120,10 @@ def side_rows(deployment: dict[str, Any], nodes: dict[str, dict[str, Any]]) -> l
                 heard = "never"
             else:
                 heard = "missing" if seen.get("missing") else f"{seen.get('age_ms', 0)} ms ago"
-            ready = ("yes" if serving.get("ready") else "no") if seen else ""
-            rows.append(("  " + side, deployment[side]["zone"], node, serving.get("version", ""), ready, heard))
+            version, ready = serving.get("version", ""), ("yes" if serving.get("ready") else "no") if seen else ""
+            if seen and seen.get("missing"):  # what it said last, which nobody knows to be so
+                version, ready = f"({version})" if version else "", "?"
+            rows.append(("  " + side, deployment[side]["zone"], node, version, ready, heard))
     return rows
 
 

@@ -176,7 +176,7 @@ def test_status_shows_sides_nodes_and_what_is_on_its_way(member: StubServer, cap
     out = capsys.readouterr().out
     rows = [line.split() for line in out.splitlines()]
     assert ["primary", "a", "a1", "v1", "yes", "120", "ms", "ago"] in rows
-    assert ["standby", "b", "b1", "v1", "no", "missing"] in rows
+    assert ["standby", "b", "b1", "(v1)", "?", "missing"] in rows
     assert "search v1 -> v2: syncing" in out and "consistent at 1970-01-01 00:00:00Z" in out
 
 
@@ -337,7 +337,12 @@ def preview(*reasons: dict[str, Any]) -> dict[str, Any]:
     [
         ((), ("--dry-run",), Exit.OK, "search 2.0.0: primary -> standby would be decided; nothing was changed"),
         ((SILENT_NODE,), ("--dry-run",), Exit.NO, "search 2.0.0: primary -> standby would be refused, nothing was changed"),
-        ((OLD_VERDICT,), ("--dry-run",), Exit.NO, "would be refused, nothing was changed; --force overrides what the verdict lacks"),
+        (
+            (OLD_VERDICT,),
+            ("--dry-run",),
+            Exit.NO,
+            "hint:  `raftmeta check search` gives a new verdict, then repeat this; --force goes without one",
+        ),
         ((OLD_VERDICT,), ("--dry-run", "--force"), Exit.OK, "would be decided"),
         ((OLD_VERDICT, SILENT_NODE), ("--dry-run", "--force"), Exit.NO, "would be refused, nothing was changed"),
     ],

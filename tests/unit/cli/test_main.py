@@ -77,6 +77,8 @@ def test_a_group_without_its_command_lists_what_it_has(capsys: pytest.CaptureFix
     capsys.readouterr()
     assert main(["cluster", "statsu"]) == exits.Exit.USAGE
     assert "did you mean `cluster status`" in capsys.readouterr().err
+    assert main(["agent", "inspekt"]) == exits.Exit.USAGE  # where the word before is a command, too
+    assert "'agent inspekt' is no command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

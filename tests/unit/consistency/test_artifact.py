@@ -205,6 +205,13 @@ def test_an_engine_without_its_config_is_refused(root: Path) -> None:
     assert build_manifest(root, sources=[], engine="plain", unbound=()).engine == "plain"
 
 
+def test_a_directory_below_without_weights_is_not_named(root: Path) -> None:
+    pooling = root / "1_Pooling"
+    pooling.mkdir()
+    (pooling / "config.json").write_text("{}")
+    assert refusal(root.parent).detail.endswith(f"it stands in {str(root)!r}: publish that directory")
+
+
 def test_the_directory_above_that_of_the_model_is_refused_and_the_right_one_named(root: Path) -> None:
     assert refusal(root.parent).detail.endswith(f"it stands in {str(root)!r}: publish that directory")
 

@@ -27,6 +27,13 @@ def test_a_heartbeat_is_what_members_take() -> None:
     assert msgspec.convert(nothing, NodeStatus).deployments["search"].version == ""
 
 
+def test_a_cordoned_node_is_ready_for_nothing_and_says_why() -> None:
+    assert report.heartbeat(FACTS, [LOOK])["deployments"]["search"]["ready"] is True
+    assert report.heartbeat(FACTS, [LOOK], "disk swap")["deployments"]["search"]["ready"] is False
+    body = report.status(FACTS, [LOOK], {}, "disk swap")
+    assert (body["cordoned"], body["deployments"]["search"]["ready"]) == ("disk swap", False)
+
+
 def test_a_status_adds_what_stands_in_the_way() -> None:
     lost = {"reachable": False, "reason": "no_quorum", "silent_s": 3.25}
     body = report.status(FACTS, [LOOK._replace(trouble="no route")], lost)
