@@ -6,6 +6,7 @@ meaning here. Whatever is outside its form, says another name, or is older than 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -18,12 +19,17 @@ T = TypeVar("T")
 
 FROM_MEMORY = "memory"
 MAX_DEPLOYMENTS = 100_000
+MAX_NAME_BYTES = 1_024  # of a tensor's name, as in manifests
+MAX_LAG_MS = 1e12  # thirty years; a side's sum of these stays a number, and so does everything that is made of it
+MAX_COUNT = (1 << 53) - 1  # the greatest that every reader of JSON takes
 
 _Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]  # empty: none
 _Entry = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _Text = Annotated[str, Meta(max_length=256)]
-_Slot = Annotated[int, Meta(ge=-1)] | _Text
-_Age = Annotated[int, Meta(ge=0, le=1 << 53)]
+_Slot = Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | _Text
+_Age = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+_Count = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
+_Lag = Annotated[float, Meta(ge=-1, le=MAX_LAG_MS)]  # -1: the node does not know it
 
 
 class AgentFault(Exception):
@@ -43,13 +49,13 @@ class VectorSeen(msgspec.Struct, frozen=True):
     version: _Text
     checksum: _Digest
     slot: _Slot
-    epoch: int
+    epoch: _Count
     vector_root: _Digest
     vector_from: _Text
     config_digest: _Digest
-    computed_at_ms: int
+    computed_at_ms: _Count
     age_ms: _Age
-    lag_ms: float
+    lag_ms: _Lag
     switching: bool
 
 
@@ -63,7 +69,7 @@ class VectorsAnswer(msgspec.Struct, frozen=True):
 
     node: _Text
     boot_id: _Text
-    active_models: int
+    active_models: _Count
     vectors: Annotated[dict[_Text, VectorSeen], Meta(max_length=MAX_DEPLOYMENTS)]
     faults: Annotated[dict[_Text, FaultSeen], Meta(max_length=MAX_DEPLOYMENTS)] = {}
 
@@ -78,16 +84,19 @@ class VectorAnswer(msgspec.Struct, frozen=True):
     version: _Text
     checksum: _Digest
     slot: _Slot
-    epoch: int
+    epoch: _Count
     vector_root: _Digest
     config_digest: _Digest
-    computed_at_ms: int
-    lag_ms: float
-    active_models: int
+    computed_at_ms: _Count
+    lag_ms: _Lag
+    active_models: _Count
     switching: bool
     entries: Annotated[dict[str, _Entry], Meta(max_length=MAX_TENSORS)] | None = None
     vector_from: _Text = FROM_MEMORY  # a node of an earlier build, which knows no other kind, does not say it
     age_ms: _Age | None = None  # nor this, and reads its memory for every answer
+
+    def __post_init__(self) -> None:
+        _require_names(self.entries or ())
 
     def believed(self, limit_ms: int) -> NodeVector:
         """`limit_ms`: how old a reading can be that was made for this answer. Raises AgentFault."""
@@ -102,9 +111,13 @@ class DigestsAnswer(msgspec.Struct, frozen=True):
     deployment: _Text
     checksum: _Digest
     slot: _Slot
-    epoch: int
+    epoch: _Count
     sha256: Annotated[dict[str, _Entry], Meta(max_length=MAX_TENSORS)]
     following: str
+
+    def __post_init__(self) -> None:
+        _require_names(self.sha256)
+        _require_names((self.following,))
 
 
 class BlocksAnswer(msgspec.Struct, frozen=True):
@@ -145,8 +158,15 @@ def decode(body: bytes, shape: type[T]) -> T:
     """Raises AgentFault bad_answer."""
     try:
         return msgspec.json.decode(body, type=shape)
-    except msgspec.MsgspecError as cause:
+    except (msgspec.MsgspecError, RecursionError) as cause:  # the latter for what is nested too deeply, also where it is skipped
         raise AgentFault("bad_answer", f"the answer cannot be read: {cause}") from cause
+
+
+def _require_names(names: Iterable[str]) -> None:
+    """Of tensors. Raises ValueError, which the library tells as its own."""
+    for name in names:
+        if len(name) > MAX_NAME_BYTES or len(name.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"a tensor's name has more than {MAX_NAME_BYTES} bytes: {name[:80]!r}..")
 
 
 def _require(vector_from: str, age_ms: int, limit_ms: int) -> None:

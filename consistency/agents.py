@@ -8,9 +8,11 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -23,12 +25,22 @@ from consistency.vector import Words
 from raftmeta.core.errors import RaftmetaError
 
 MAX_ANSWER_BYTES = 64 << 20  # entries of 200,000 tensors take about 30 MB of JSON
+MAX_FRAME_BYTES = 16 << 10  # of an answer with block checks, beside these: the tensor's name takes six times its bytes at most
 MAX_ROOTS_BYTES, MAX_ROOT_BYTES = 64 << 10, 8 << 10  # of an answer for several deployments, and for each of them
 MAX_NAMES_CHARS = 16 << 10  # of one address; a node takes a head of 64 KiB
 MAX_KEPT = 4
 MAX_WAIT_S = 3_600  # that a node can be told
 SLACK_MS = 1_000  # by which the clocks of two machines may measure the same time differently
 NO_ROUTE = "not_found"  # what a node of an earlier build says to the question for all its deployments
+
+
+class _Heard(NamedTuple):
+    body: bytes
+    left_s: float  # when the question left, monotonic
+
+    def took_ms(self) -> int:
+        """Since the question left."""
+        return math.ceil((time.monotonic() - self.left_s) * 1000)
 
 
 class HttpAgents:
@@ -53,54 +65,66 @@ class HttpAgents:
         One question, or few when the names do not fit into one. A node of an earlier build is asked for one deployment after the other.
         """
         found: dict[str, NodeVector | AgentFault] = {}
+        heard: dict[str, _Heard] = {}
         for names in _batches(deployments):
             try:
-                found |= await self._some(url, names, max_age_ms)
+                seen, answer = await self._some(url, names, max_age_ms)
+                found |= seen
+                heard |= dict.fromkeys(seen, answer)
             except AgentFault as fault:
                 if fault.code == NO_ROUTE:
                     return await self._one_by_one(url, deployments)
                 if not found:
                     raise
                 found |= dict.fromkeys(names, fault)
-        return found
+        # Those of the first question have grown older while the others were asked.
+        return {name: _aged(item, heard.get(name), max_age_ms is None) for name, item in found.items()}
 
-    async def _some(self, url: str, names: Sequence[str], max_age_ms: int | None) -> dict[str, NodeVector | AgentFault]:
+    async def _some(self, url: str, names: Sequence[str], max_age_ms: int | None) -> tuple[dict[str, NodeVector | AgentFault], _Heard]:
         params = {"deployments": ",".join(names), "wait_s": self._wait_s()}
         if max_age_ms is not None:
             params["max_age_ms"] = str(max_age_ms)
-        body, limit_ms = await self._get(url, "", params, MAX_ROOTS_BYTES + MAX_ROOT_BYTES * len(names))
-        seen = decode(body, VectorsAnswer)
-        return {name: believed(seen, name, max(limit_ms, max_age_ms or 0)) for name in names}
+        heard = await self._get(url, "", params, MAX_ROOTS_BYTES + MAX_ROOT_BYTES * len(names))
+        limit_ms = max(heard.took_ms() + SLACK_MS, max_age_ms or 0)
+        seen = decode(heard.body, VectorsAnswer)
+        return {name: believed(seen, name, limit_ms) for name in names}, heard
 
     async def _one_by_one(self, url: str, deployments: Sequence[str]) -> dict[str, NodeVector | AgentFault]:
         found: dict[str, NodeVector | AgentFault] = {}
+        heard: dict[str, _Heard] = {}
         for name in deployments:
             try:
-                found[name] = await self.vector(url, name, entries=False)
+                found[name], heard[name] = await self._one(url, name, entries=False)
             except AgentFault as fault:
                 found[name] = fault
                 if fault.code in ("unreachable", "timed_out"):  # so it will be for the others
-                    return dict.fromkeys(deployments, fault) | found
-        return found
+                    found = {name: found.get(name, fault) for name in deployments}
+                    break
+        return {name: _aged(item, heard.get(name), True) for name, item in found.items()}
 
     async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector:
         """The vector of the slot that serves now, with the entry of every tensor if asked."""
-        body, limit_ms = await self._get(url, deployment, {"entries": "1" if entries else "0"})
-        seen = decode(body, VectorAnswer)
+        return (await self._one(url, deployment, entries))[0]
+
+    async def _one(self, url: str, deployment: str, entries: bool) -> tuple[NodeVector, _Heard]:
+        heard = await self._get(url, deployment, {"entries": "1" if entries else "0"})
+        limit_ms = heard.took_ms() + SLACK_MS
+        seen = decode(heard.body, VectorAnswer)
         if entries and seen.entries is None:
             raise AgentFault("bad_answer", "the node left out the entries it was asked for")
-        return seen.believed(limit_ms)
+        return seen.believed(limit_ms), heard
 
     async def digests(self, url: str, deployment: str, after: str) -> DigestPage:
         """SHA-256 of the tensors behind this name, as many as the node gives at once."""
         params = {"sha256": "1", "wait_s": self._wait_s()} | ({"after": after} if after else {})
-        body, _ = await self._get(url, deployment, params)
-        return msgspec.convert(decode(body, DigestsAnswer), DigestPage, from_attributes=True)
+        heard = await self._get(url, deployment, params)
+        return msgspec.convert(decode(heard.body, DigestsAnswer), DigestPage, from_attributes=True)
 
-    async def blocks(self, url: str, deployment: str, tensor: str, published: bool = False) -> Words:
-        """The block checks of one tensor in memory, or as they were published."""
-        body, _ = await self._get(url, deployment, {"blocks": tensor} | ({"published": "1"} if published else {}))
-        seen = decode(body, BlocksAnswer)
+    async def blocks(self, url: str, deployment: str, tensor: str, size_bytes: int, published: bool = False) -> Words:
+        """The block checks of one tensor of this size in memory, or as they were published."""
+        limit = MAX_FRAME_BYTES + -(-16 * -(-size_bytes // vector.BLOCK_BYTES) // 3) * 4
+        heard = await self._get(url, deployment, {"blocks": tensor} | ({"published": "1"} if published else {}), limit)
+        seen = decode(heard.body, BlocksAnswer)
         if seen.tensor != tensor:
             raise AgentFault("bad_answer", f"asked for the blocks of {tensor!r}, got those of {seen.tensor!r}")
         try:
@@ -111,11 +135,22 @@ class HttpAgents:
     def _wait_s(self) -> str:
         return str(min(MAX_WAIT_S, math.ceil(self._timeout_s)))
 
-    async def _get(self, url: str, deployment: str, params: Mapping[str, str], limit: int = MAX_ANSWER_BYTES) -> tuple[bytes, int]:
-        """The answer, and how many ms old a reading can be that was made for it. "" as the deployment: all of the node."""
+    async def _get(self, url: str, deployment: str, params: Mapping[str, str], limit: int = MAX_ANSWER_BYTES) -> _Heard:
+        """ "" as the deployment: all of the node."""
         path = f"/{quote(deployment, safe='')}" if deployment else ""
         body, took_s = await self._http.ask_timed(Request("GET", url, f"/raftmeta/v1/vector{path}", limit, params))
-        return body, math.ceil(took_s * 1000) + SLACK_MS
+        return _Heard(body, time.monotonic() - took_s)
+
+
+def _aged(item: NodeVector | AgentFault, heard: _Heard | None, is_read_now: bool) -> NodeVector | AgentFault:
+    """With how long its answer was under way, at most: nobody knows when the node sent it, only when the question left.
+
+    `is_read_now`: the reading was made for the question, so the time that it took is none in which the answer was under way.
+    """
+    if isinstance(item, AgentFault) or heard is None:
+        return item
+    took_ms = heard.took_ms()
+    return msgspec.structs.replace(item, under_way_ms=max(0, took_ms - item.age_ms) if is_read_now else took_ms)
 
 
 def _batches(names: Sequence[str]) -> Iterator[list[str]]:

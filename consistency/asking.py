@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 MAX_ENTRIES = 4  # answers with entries at the same time, each of up to 64 MiB
 MAX_TRIES = 16  # nodes with one root that are asked for its entries
-MAX_PUBLISHERS = 2  # nodes that are asked for what was published of one tensor
+MAX_PUBLISHERS = 8  # nodes that are asked for what was published of one tensor
 MAX_DEEP = 8  # nodes whose digests are compared at the same time
 MAX_FURTHER_PAGES = 1_000  # beyond one for each tensor, of a node that tells of others
 
@@ -31,7 +31,7 @@ class Agents(Protocol):
 
     async def vectors(self, url: str, deployments: Sequence[str], max_age_ms: int | None) -> Mapping[str, NodeVector | AgentFault]: ...
     async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector: ...
-    async def blocks(self, url: str, deployment: str, tensor: str, published: bool = False) -> Words: ...
+    async def blocks(self, url: str, deployment: str, tensor: str, size_bytes: int, published: bool = False) -> Words: ...
     async def digests(self, url: str, deployment: str, after: str) -> DigestPage: ...
 
 
@@ -82,9 +82,13 @@ class Asking:
         What cannot be had is left out: the finding then names the tensor and no block.
         """
         wanted = weights.needing_blocks(self.target, answers)
+        told = {answer.place.node: dict(answer.difference.changed) for answer in answers if answer.difference is not None}
         tensors = list(dict.fromkeys(tensor for _, tensor in wanted))
         given = await all_of(
-            [*(self._block(node, tensor) for node, tensor in wanted), *(self._as_published(name, wanted, answers) for name in tensors)]
+            [
+                *(self._block(node, tensor, told[node][tensor]) for node, tensor in wanted),
+                *(self._as_published(name, wanted, answers) for name in tensors),
+            ]
         )
         keys = [*wanted, *((weights.PUBLISHED, name) for name in tensors)]
         return {key: checks for key, checks in zip(keys, given, strict=True) if checks is not None}
@@ -93,18 +97,22 @@ class Asking:
         """From the file of block checks of a node, or else from the memory of one that holds the tensor as the manifest says."""
         spec = self.tensors[tensor]
         holder = weights.holder(self.target, answers, tensor)
-        nodes = [node for node, name in wanted if name == tensor]
-        for node in [*([holder] if holder else []), *nodes][:MAX_PUBLISHERS]:
-            checks = await self._block(node, tensor, published=True)
-            if checks is not None and weights.hash_to(spec, checks) == spec.entry:
+        differing = [node for node, name in wanted if name == tensor]
+        others = [answer.vector.node for answer in answers if answer.vector is not None and answer.vector.checksum == self.target.checksum]
+        for node in list(dict.fromkeys([*([holder] if holder else []), *differing, *others]))[:MAX_PUBLISHERS]:
+            checks = await self._block(node, tensor, spec.entry, published=True)
+            if checks is not None:
                 return checks
-        return await self._block(holder, tensor) if holder else None
+        return await self._block(holder, tensor, spec.entry) if holder else None
 
-    async def _block(self, node: str, tensor: str, published: bool = False) -> Words | None:
+    async def _block(self, node: str, tensor: str, entry: str, published: bool = False) -> Words | None:
+        """None as well for what does not hash to the entry: it says nothing, and is not kept."""
+        spec = self.tensors[tensor]
         try:
-            return await self.agents.blocks(self.urls[node], self.target.deployment, tensor, published)
+            checks = await self.agents.blocks(self.urls[node], self.target.deployment, tensor, spec.size_bytes, published)
         except AgentFault:
             return None
+        return checks if weights.hash_to(spec, checks) == entry else None
 
     async def digests(self, answers: Sequence[Answer], say: Callable[[str], None]) -> list[Answer]:
         """With the digests compared of all nodes that serve the decided version."""

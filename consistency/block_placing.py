@@ -19,7 +19,7 @@ from consistency.artifact import Artifact
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import FileEntry, Manifest
 
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -76,7 +76,7 @@ def write(directory: Path, content: bytes) -> FileEntry:
 def _is_there(path: Path, content: bytes) -> bool:
     try:
         return path.read_bytes() == content
-    except FileNotFoundError:
+    except OSError:  # it is not there, or no file that can be read, which writing it tells
         return False
 
 

@@ -23,7 +23,7 @@ from consistency.scene import Scene
 from consistency.target import Listed, VersionSeen
 from consistency.vector import Words
 from raftmeta.client import Page, Reply
-from raftmeta.core.errors import ErrorClass, RaftmetaError
+from raftmeta.core.errors import RaftmetaError
 
 MAX_AT_ONCE = 8  # questions to members; more cost more: the library looks at all of its connections for each
 MAX_MANIFESTS = 4  # that are looked at closely at the same time; one of 200,000 tensors takes 100 MB as objects
@@ -31,6 +31,13 @@ PAGE = 200  # deployments of a page, of up to 2,000 nodes each
 MAX_PAGES = 10_000
 HEAR_S = 5.0  # two heartbeats of a node: a member that has just started knows only the nodes that it heard of since
 LOOK_S = 0.25
+
+
+class NotDeclared(RaftmetaError):
+    """The caller named a deployment that there is not."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("unknown_deployment", f"no deployment is called {name!r}")
 
 
 class Members(Protocol):
@@ -65,10 +72,14 @@ class Checker:
 
     async def check(self, names: Sequence[str]) -> list[Verdict]:
         """A verdict for each deployment, in the order of the names; of all deployments when none is named."""
+        return (await self.judged(names))[0]
+
+    async def judged(self, names: Sequence[str]) -> tuple[list[Verdict], float]:
+        """The same, and when they were given, by the clock. Raises NotDeclared, or RaftmetaError when members cannot be asked."""
         listed = await self._read()
         for name in names:
             if name not in listed:
-                raise RaftmetaError("unknown_deployment", f"no deployment is called {name!r}")
+                raise NotDeclared(name)
         chosen = list(names or sorted(listed))
         urls = await self._urls({node for name in chosen for node in listed[name].seen.nodes})
         return await _Round(self, urls, listed, chosen).run()
@@ -77,16 +88,16 @@ class Checker:
         found: dict[str, Listed] = {}
         after: str | None = None
         for _ in range(MAX_PAGES):
-            page = await self.members.list_deployments(Page(PAGE, after))
-            for item in page["items"]:
+            reply = await self.members.list_deployments(Page(PAGE, after))
+            page = target.page_of(reply)
+            for item in page.items:
                 seen = target.deployment_of(item)
-                found[seen.name] = Listed(seen, page.revision, page.generation)
-            cursor = page.get("next")
-            if not cursor:
+                found[seen.name] = Listed(seen, reply.revision, reply.generation)
+            if not page.next:
                 return found
-            if cursor == after:
-                raise RaftmetaError("internal", f"the list of deployments goes in circles at {cursor!r}")
-            after = cursor
+            if page.next == after:
+                raise RaftmetaError("internal", f"the list of deployments goes in circles at {after!r}")
+            after = page.next
         raise RaftmetaError("body_too_large", f"the list of deployments has more than {MAX_PAGES} pages")
 
     async def _urls(self, expected: set[str]) -> dict[str, str]:
@@ -94,7 +105,7 @@ class Checker:
         loop = asyncio.get_running_loop()
         until = loop.time() + self.hear_s
         while True:
-            urls = {str(item["node"]): str(item["url"]) for item in (await self.members.nodes())["items"]}
+            urls = target.urls_of(await self.members.nodes())
             unheard = sorted(expected - urls.keys())
             if not unheard or loop.time() >= until:
                 return urls
@@ -117,7 +128,7 @@ class _Round:
         self._heard: dict[str, float] = {}  # node -> when it answered
         self._gaps: dict[str, RaftmetaError] = {}  # deployment -> why its version could not be looked up
 
-    async def run(self) -> list[Verdict]:
+    async def run(self) -> tuple[list[Verdict], float]:
         targets = await self._targets()
         nodes: dict[str, dict[str, NodePlace]] = {}  # node -> deployment -> its place there
         for name in self._chosen:
@@ -130,10 +141,10 @@ class _Round:
         try:
             again = await self._read()
         except RaftmetaError as error:
-            gap = _unavailable(error)
-            return [compare.gave_up(targets[name], gap, self._limits) for name in self._chosen]
+            return [compare.gave_up(targets[name], error, self._limits) for name in self._chosen], self._clock()
         counts = target.active_models(item.seen for item in again.values())
-        return [self._judge(name, found, again, counts) for name, found in zip(self._chosen, closer, strict=True)]
+        now = self._clock()
+        return [self._judge(name, found, again, counts, now) for name, found in zip(self._chosen, closer, strict=True)], now
 
     async def _targets(self) -> dict[str, Target]:
         """What was decided; a version that a member of an earlier build left out is looked up, once."""
@@ -157,7 +168,7 @@ class _Round:
             try:
                 return target.version_of(await self._members.get_version(model, label))
             except RaftmetaError as error:
-                return _unavailable(error)
+                return error
 
     async def _roots(self, node: str, places: Mapping[str, NodePlace]) -> dict[str, Answer]:
         """What a node says of these deployments, in one question."""
@@ -172,13 +183,13 @@ class _Round:
         return {name: _answer(place, name, given.get(name)) for name, place in places.items()}
 
     async def _guarded(self, name: str, wanted: Target, answers: list[Answer]) -> _Closer | RaftmetaError:
-        """Members that fall silent leave this deployment incomplete."""
+        """Members that fall silent, or refuse what only this deployment names, leave it incomplete."""
         if name in self._gaps:
             return self._gaps[name]
         try:
             return await self._closer(name, wanted, answers)
         except RaftmetaError as error:
-            return _unavailable(error)
+            return error
 
     async def _closer(self, name: str, wanted: Target, answers: list[Answer]) -> _Closer:
         """Entries and blocks of nodes that differ, digests if they are asked for, attested lags where a node knows none."""
@@ -206,10 +217,14 @@ class _Round:
         if not rollout_id or not any(answer.vector is not None and answer.vector.lag_ms < 0 for answer in answers):
             return wanted
         async with self._turn:
-            rollout = await self._members.get_rollout(rollout_id)
-        return msgspec.structs.replace(wanted, attested_lags=target.attested_lags(rollout, wanted.version))
+            try:
+                lags = target.attested_lags(await self._members.get_rollout(rollout_id), wanted.version)
+            except RaftmetaError as error:  # the lag stays unknown, which the verdict says; the weights can be compared without it
+                self._say(f"{name}: the rollout that brought its version could not be read: {error}")
+                return wanted
+        return msgspec.structs.replace(wanted, attested_lags=lags)
 
-    def _judge(self, name: str, found: _Closer | RaftmetaError, again: Mapping[str, Listed], counts: target.Counts) -> Verdict:
+    def _judge(self, name: str, found: _Closer | RaftmetaError, again: Mapping[str, Listed], counts: target.Counts, now: float) -> Verdict:
         if isinstance(found, RaftmetaError):
             wanted = target.target_of(self._listed[name], (), None)
             return compare.gave_up(wanted, found, self._limits)
@@ -223,14 +238,16 @@ class _Round:
         if not is_same:
             told = "the deployment was switched or changed while it was checked; check again"
             wanted = msgspec.structs.replace(wanted, moved=True, switching=wanted.switching or told)
-        now = self._clock()
         answers = [
-            msgspec.structs.replace(
-                answer, place=places[answer.place.node], since_ms=round(1000 * (now - self._heard.get(answer.place.node, now)))
-            )
+            msgspec.structs.replace(answer, place=places[answer.place.node], since_ms=self._since_ms(answer, now))
             for answer in found.answers
         ]
         return compare.compare(Scene(wanted, answers, found.blocks, self._limits))
+
+    def _since_ms(self, answer: Answer, now: float) -> int:
+        """Since the node answered, at most: the time in which the answer was under way belongs to it."""
+        under_way_ms = 0 if answer.vector is None else answer.vector.under_way_ms
+        return under_way_ms + round(1000 * (now - self._heard.get(answer.place.node, now)))
 
 
 def _answer(place: NodePlace, deployment: str, given: NodeVector | AgentFault | None) -> Answer:
@@ -242,10 +259,3 @@ def _answer(place: NodePlace, deployment: str, given: NodeVector | AgentFault | 
         found = f"{given.node!r} for {given.deployment!r}"
         return Answer(place, None, "bad_answer", f"asked {place.node!r} for {deployment!r}, the answer is of {found}")
     return Answer(place, given)
-
-
-def _unavailable(error: RaftmetaError) -> RaftmetaError:
-    """Raises what is no gap: a fault of this program, of the command line, or of stored data."""
-    if error.info.error_class is not ErrorClass.UNAVAILABLE:
-        raise error
-    return error

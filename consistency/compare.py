@@ -20,6 +20,9 @@ from raftmeta.core.errors import RaftmetaError
 MAX_FINDINGS = 200  # kept in a verdict; the total is counted
 MAX_ROOTS_SHOWN = 3  # of one side
 
+# Why a node could not be asked at all: what a quorum may excuse. Everything else was said by a node that answers, or seen of its memory.
+EXCUSED = frozenset({"unreachable", "timed_out", "unknown_node", "starting", "shutting_down", "overloaded"})
+
 Rule = Callable[[Scene], Iterator[Finding | Reason] | Iterator[Finding]]
 
 
@@ -64,6 +67,7 @@ def compare(scene: Scene) -> Verdict:
         unseen=tuple(unseen),
         oldest_proof_ms=scene.oldest_proof_ms(),
         moved=target.moved,
+        oldest_answer_ms=scene.oldest_answer_ms(),
     )
 
 
@@ -104,8 +108,8 @@ def _unanswered(scene: Scene) -> tuple[list[Reason], list[Reason]]:
             reason = Reason(answer.code or "no_answer", place.node, answer.detail)
         else:
             continue
-        is_unseen = answer is None or answer.vector is None
-        (allowed if is_unseen and enough[place.side] else counting).append(reason)
+        is_excused = answer is not None and answer.vector is None and answer.code in EXCUSED
+        (allowed if is_excused and enough[place.side] else counting).append(reason)
     return counting, allowed
 
 

@@ -92,6 +92,7 @@ class NodeVector(msgspec.Struct, frozen=True):
     switching: bool
     entries: dict[str, str] | None = None
     age_ms: int = 0  # when the node answered, since it began to read its memory
+    under_way_ms: int = 0  # from then until the answer was here, at most
 
     @property
     def identity(self) -> tuple[str, str, int | str, int]:
@@ -147,7 +148,7 @@ class Answer(msgspec.Struct, frozen=True):
     detail: str = ""
     difference: Difference | None = None  # when its root is not the manifest's and its tensors were told
     digested: Digested | None = None
-    since_ms: int = 0  # from its answer to the verdict
+    since_ms: int = 0  # from the moment at which the node answered to the verdict, at most
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -222,6 +223,7 @@ class Verdict(msgspec.Struct, frozen=True):
     unseen: tuple[Reason, ...] = ()  # nodes that the quorum allows to be missing: the verdict says nothing of them
     oldest_proof_ms: int | None = None  # of what is known of the memory of a node that was seen; None when none was
     moved: bool = False  # another order was given meanwhile: of no use to anybody later
+    oldest_answer_ms: int | None = None  # since the node that answered first did so, at most; None when none was seen
 
     @property
     def exit_status(self) -> int:

@@ -6,6 +6,7 @@ Nothing has to be cleaned up: the kernel lets go when the process ends, however 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from raftmeta.core.errors import RaftmetaError
 
@@ -32,7 +34,7 @@ class CheckRunning(Exception):
 
 def path_for(directory: Path, urls: Sequence[str]) -> Path:
     """Where runs against these members meet. Makes the directory. Raises RaftmetaError when it is not this user's alone."""
-    key = hashlib.sha256("\0".join(sorted(urls)).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\0".join(sorted({_place(url) for url in urls})).encode()).hexdigest()[:16]
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         found = directory.lstat()
@@ -43,6 +45,16 @@ def path_for(directory: Path, urls: Sequence[str]) -> Path:
     return directory / f"check-{key}.lock"
 
 
+def _place(url: str) -> str:
+    """The same text for each way to write the address of one member."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:  # whoever connects says what is wrong with it
+        return url
+    return f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
+
+
 @contextmanager
 def held(path: Path, now_ms: int | None = None) -> Iterator[None]:
     """Raises CheckRunning with who holds it, RaftmetaError when the file cannot be used."""
@@ -51,13 +63,18 @@ def held(path: Path, now_ms: int | None = None) -> Iterator[None]:
     except OSError as cause:
         raise RaftmetaError("bad_field", f"the lock {path} cannot be opened: {cause.strerror}") from cause
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise RaftmetaError("bad_field", f"the lock {path} is no regular file; name another one with --lock")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
             raise CheckRunning(path, _told(os.pread(fd, MAX_NOTE_BYTES, 0))) from cause
+        except OSError as cause:
+            raise RaftmetaError("bad_field", f"the lock {path} cannot be taken: {cause.strerror}") from cause
         note = json.dumps({"pid": os.getpid(), "since_ms": time.time_ns() // 1_000_000 if now_ms is None else now_ms}).encode()
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, note, 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without its note
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, note, 0)
         yield
     finally:
         os.close(fd)  # which lets go

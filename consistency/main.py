@@ -8,8 +8,12 @@ one user against the same members exclude each other.
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import math
+import os
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +23,8 @@ import typer
 
 from consistency import files, lock, outcome
 from consistency.agents import HttpAgents
-from consistency.collect import Checker, Members
-from consistency.findings import ALL, MAJORITY, Limits
+from consistency.collect import Checker, Members, NotDeclared
+from consistency.findings import ALL, DIVERGED, MAJORITY, Limits
 from consistency.node_http import HttpOptions
 from consistency.outcome import Changes, Fault, Outcome
 from consistency.recording import record
@@ -32,6 +36,15 @@ from raftmeta.client.config import resolve, runtime_dir
 from raftmeta.core.errors import RaftmetaError
 
 WATCH_S = 60.0  # what --watch means without a number
+
+
+class _NotPrinted(Exception):
+    """Nobody can be told what came out."""
+
+    def __init__(self, made: Outcome, cause: OSError) -> None:
+        super().__init__(f"the outcome ({made.verdict}) could not be printed: {cause.strerror or cause}")
+        # Its exit status is all that the caller gets: a difference that was seen is told, and nothing else is a pass.
+        self.exit_status = Exit.NO if made.verdict == DIVERGED else Exit.UNAVAILABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +93,27 @@ def _check(options: CheckOptions) -> int:
 
     */5 * * * *  raftmeta check --all --json >> /var/log/raftmeta-check.jsonl
     """
-    names = _names(options)
-    connection = resolve(options.url or (), options.config)
     try:
-        with lock.held(options.lock or lock.path_for(runtime_dir(), connection.urls)):
+        return _alone(options)
+    except _NotPrinted as lost:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"error: {lost}\n")
+        return lost.exit_status
+
+
+def _alone(options: CheckOptions) -> int:
+    names = _names(options)
+    try:
+        path = options.lock or lock.path_for(runtime_dir(), resolve(options.url or (), options.config).urls)
+        _require_apart(options, path)
+        with lock.held(path):
             return asyncio.run(_repeatedly(options, names)) if options.watch is not None else _once(options, names)
     except lock.CheckRunning as running:
         _print(options, Outcome((), fault=Fault(running.code, str(running), "wait for it, or end it")))
         return Exit.UNAVAILABLE
+    except RaftmetaError as error:  # of the command line or its files: an earlier report must not go on saying that all is well
+        _write_files(options, _faulty(Fault(error.code, error.detail, hint(error))))
+        raise
 
 
 def _once(options: CheckOptions, names: list[str]) -> int:
@@ -104,9 +130,9 @@ async def _repeatedly(options: CheckOptions, names: list[str]) -> int:
     def tell(made: Outcome) -> None:
         _write_files(options, made)
         if not options.json:
-            _say(changes.text(made))
+            _say(changes.text(made), made)
         elif any(changes.of(made)):
-            _say(json.dumps(outcome.as_json(made), ensure_ascii=False) + "\n")
+            _say(output.json_text(outcome.as_json(made)) + "\n", made)
 
     with stopped_by_signals() as stop, output.Progress(quiet=True) as progress:
         assert options.watch is not None
@@ -121,9 +147,17 @@ async def _round(options: CheckOptions, names: list[str], progress: output.Progr
     except RaftmetaError as error:
         if exit_code(error) is Exit.USAGE:
             raise
-        made = Outcome((), fault=Fault(error.code, error.detail, hint(error)))
+        made = _faulty(Fault(error.code, error.detail, hint(error)))
+    except Exception as defect:  # noqa: BLE001 the outermost frame of a round: reports have to say that there is no verdict
+        with contextlib.suppress(OSError):
+            sys.stderr.write("".join(output.printable(line) + "\n" for line in traceback.format_exc().splitlines()))
+        made = _faulty(Fault("internal", f"{type(defect).__name__}: {defect}", "please report this with the lines on standard error"))
     took_s = time.monotonic() - began
     return Outcome(made.verdicts, made.not_recorded, took_s, time.time_ns() // 1_000_000, made.fault)
+
+
+def _faulty(fault: Fault) -> Outcome:
+    return Outcome((), completed_ms=time.time_ns() // 1_000_000, fault=fault)
 
 
 async def _work(options: CheckOptions, names: list[str], progress: output.Progress) -> Outcome:
@@ -131,20 +165,29 @@ async def _work(options: CheckOptions, names: list[str], progress: output.Progre
     agent_options = HttpOptions(token=connection.token(), ca_file=connection.ca_file, timeout_s=options.node_timeout)
     async with options.connect(progress.say) as client, HttpAgents(agent_options) as agents:
         members: Members = client
-        verdicts = await Checker(members, agents, options.limits, progress.say).check(names)
-        return Outcome(tuple(verdicts), await record(client, verdicts, time.monotonic()) if options.record else ())
+        try:
+            verdicts, given_s = await Checker(members, agents, options.limits, progress.say).judged(names)
+        except NotDeclared:
+            raise
+        except RaftmetaError as error:  # of the members, whatever they call it: the command line is not at fault
+            return _faulty(Fault(error.code, error.detail, hint(error)))
+        return Outcome(tuple(verdicts), await record(client, verdicts, given_s) if options.record else ())
 
 
 def _print(options: CheckOptions, made: Outcome) -> None:
-    if options.json:
-        output.print_json(outcome.as_json(made))
-    else:
-        _say(outcome.as_text(made))
+    indent = 2 if sys.stdout.isatty() else None
+    _say(output.json_text(outcome.as_json(made), indent) + "\n" if options.json else outcome.as_text(made), made)
 
 
-def _say(text: str) -> None:
-    if text:
-        output.console().print(text, markup=False, emoji=False, end="", soft_wrap=True)
+def _say(text: str, made: Outcome) -> None:
+    """Raises _NotPrinted. Nothing that was not taken stays behind, for whoever ends the process would try to write it once more."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as cause:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise _NotPrinted(made, cause) from cause
 
 
 def _write_files(options: CheckOptions, made: Outcome) -> None:
@@ -156,6 +199,8 @@ def _write_files(options: CheckOptions, made: Outcome) -> None:
 
 def _names(options: CheckOptions) -> list[str]:
     """Raises UsageFault or RaftmetaError for anything that contradicts itself, before anybody is asked."""
+    if not math.isfinite(options.lag_limit):
+        raise UsageFault(f"--lag-limit is {options.lag_limit}", "give a number of milliseconds")
     names = list(dict.fromkeys([*([options.name] if options.name else []), *(options.deployment or [])]))
     if names and options.every:
         raise UsageFault(f"--all and {names[0]!r} contradict each other", "name deployments, or give --all, or neither for all")
@@ -166,6 +211,14 @@ def _names(options: CheckOptions) -> list[str]:
         if path is not None:
             files.require_writable(path, option)
     return names
+
+
+def _require_apart(options: CheckOptions, lock_file: Path) -> None:
+    """A report that is put in the place of the lock would let the next run begin beside this one. Raises UsageFault."""
+    taken = {lock_file.resolve(): "the lock"}
+    for path, option in ((options.junit, "--junit"), (options.prometheus, "--prometheus")):
+        if path is not None and (what := taken.setdefault(path.resolve(), option)) is not option:
+            raise UsageFault(f"{option} {path} is the file of {what}", "give each a file of its own")
 
 
 _run = command("check", CheckOptions, _check)

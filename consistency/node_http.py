@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, NamedTuple
@@ -19,7 +20,7 @@ import httpx
 import msgspec
 from msgspec import Meta
 
-from consistency.agent_answers import AgentFault
+from consistency.agent_answers import AgentFault, decode
 from raftmeta.core.errors import RaftmetaError
 
 MAX_PROBLEM_BYTES = 64 << 10
@@ -82,7 +83,10 @@ class NodeHttp:
             trust_env=False,  # nodes are reached directly; a proxy variable must not divert tokens
             follow_redirects=False,
             transport=options.http,
-            headers={"accept": "application/json", "user-agent": "raftmeta-check"},
+            # Answers come as they are: a packed one of 2 KB can unpack to gigabytes before anybody counts its bytes.
+            headers={"accept": "application/json", "accept-encoding": "identity", "user-agent": "raftmeta-check"},
+            # All nodes share one client: what one of them sets must not go to the others.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             limits=httpx.Limits(
                 max_connections=None, max_keepalive_connections=options.max_at_once if options.max_kept is None else options.max_kept
             ),
@@ -127,9 +131,16 @@ class NodeHttp:
         async with client.stream(
             asked.method, address + asked.path, params=asked.params, content=asked.content, headers=headers, timeout=None
         ) as response:
+            _require_plain(response)
             if response.status_code in (200, 202):
                 return await _read(response, asked.limit)
             raise _refusal(response, await _read(response, MAX_PROBLEM_BYTES))
+
+
+def _require_plain(response: httpx.Response) -> None:
+    found = response.headers.get("content-encoding", "identity").strip().lower()
+    if found not in ("identity", ""):
+        raise AgentFault("bad_answer", f"the answer has the content-encoding {found[:100]!r}, asked was for none")
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:
@@ -144,8 +155,8 @@ async def _read(response: httpx.Response, limit: int) -> bytes:
 def _refusal(response: httpx.Response, body: bytes) -> AgentFault:
     status = response.status_code
     try:
-        problem = msgspec.json.decode(body, type=_Problem)
-    except msgspec.MsgspecError:
+        problem = decode(body, _Problem)
+    except AgentFault:
         return AgentFault("refused", f"the node answered with status {status}")
     code = FENCED if SERVING_SIDE in response.headers else problem.code
     return AgentFault(code, f"the node answered with status {status}: {(problem.detail or problem.error)[:500]}")

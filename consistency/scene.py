@@ -73,6 +73,9 @@ class Scene:
     def oldest_proof_ms(self) -> int | None:
         return max((answer.vector.age_ms + answer.since_ms for answer in self.answers if answer.vector is not None), default=None)
 
+    def oldest_answer_ms(self) -> int | None:
+        return max((answer.since_ms for answer in self.answers if answer.vector is not None), default=None)
+
     def summary(self, answer: Answer) -> NodeSummary:
         place, given, lag = answer.place, answer.vector, self.lag(answer)
         if given is None:

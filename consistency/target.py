@@ -7,9 +7,10 @@ version. How many models a node should have active follows from all deployments 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from consistency import vector
 from consistency.findings import NodePlace, Target, TensorSpec
@@ -70,7 +71,50 @@ class Listed(NamedTuple):
     generation: int
 
 
+class ListPage(msgspec.Struct, frozen=True):
+    """Of a list of the members."""
+
+    items: tuple[dict[str, Any], ...]
+    next: str | None = None
+
+
+class _NodeSeen(msgspec.Struct, frozen=True):
+    node: str
+    url: str | None = None  # none: nobody knows where it listens
+
+
+class _NodesSeen(msgspec.Struct, frozen=True):
+    items: tuple[_NodeSeen, ...]
+
+
+class _Counters(msgspec.Struct, frozen=True):
+    lag_ms: Annotated[int, Meta(ge=-1, le=1 << 40)] = -1  # not known
+
+
+class _Attested(msgspec.Struct, frozen=True):
+    node: str
+    stage: str
+    counters: _Counters = _Counters()
+
+
+class _RolloutSeen(msgspec.Struct, frozen=True):
+    to_version: str
+    attestations: tuple[_Attested, ...] = ()
+
+
 Counts = Mapping[str, tuple[int, int]]
+
+
+def page_of(body: Mapping[str, Any]) -> ListPage:
+    """Raises RaftmetaError internal, as all of these do, when the body has another form."""
+    seen: ListPage = _convert(body, ListPage, "a page of a list")
+    return seen
+
+
+def urls_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """Where nodes listen, as far as that is known."""
+    seen: _NodesSeen = _convert(body, _NodesSeen, "a list of nodes")
+    return {item.node: item.url for item in seen.items if item.url}
 
 
 def deployment_of(body: Mapping[str, Any]) -> DeploymentSeen:
@@ -126,9 +170,10 @@ def target_of(listed: Listed, places: tuple[NodePlace, ...], version: VersionSee
 
 def attested_lags(rollout: Mapping[str, Any], version: str) -> dict[str, int]:
     """node -> lag in ms, from the rollout that brought this version; empty when it brought another."""
-    if rollout.get("to_version") != version:
+    seen: _RolloutSeen = _convert(rollout, _RolloutSeen, "a rollout")
+    if seen.to_version != version:
         return {}
-    return {item["node"]: item["counters"]["lag_ms"] for item in rollout.get("attestations", ()) if item["stage"] == "active"}
+    return {item.node: item.counters.lag_ms for item in seen.attestations if item.stage == "active"}
 
 
 def tensors_of(manifest: Mapping[str, Any], target: Target) -> dict[str, TensorSpec]:

@@ -80,16 +80,17 @@ def needing_entries(target: Target, answers: Sequence[Answer]) -> list[list[str]
 
 
 def needing_blocks(target: Target, answers: Sequence[Answer]) -> list[tuple[str, str]]:
-    """(node, tensor) whose block checks locate the damage, beside what was published of the tensor."""
-    wanted: list[tuple[str, str]] = []
-    for answer in answers:
-        if answer.vector is None or answer.vector.checksum != target.checksum or answer.difference is None:
-            continue
-        for name, _ in islice(answer.difference.changed, MAX_TENSORS_LOCATED):
-            wanted.append((answer.vector.node, name))
-            if len(wanted) >= MAX_LOCATIONS:
-                return wanted
-    return wanted
+    """(node, tensor) whose block checks locate the damage, beside what was published of the tensor.
+
+    The first tensor of every node comes before the second of any, so that no node's many use up what is there for all.
+    """
+    changed = [
+        (answer.vector.node, answer.difference.changed)
+        for answer in answers
+        if answer.vector is not None and answer.vector.checksum == target.checksum and answer.difference is not None
+    ]
+    turns = ((node, names[turn][0]) for turn in range(MAX_TENSORS_LOCATED) for node, names in changed if turn < len(names))
+    return list(islice(turns, MAX_LOCATIONS))
 
 
 def holder(target: Target, answers: Sequence[Answer], name: str) -> str:

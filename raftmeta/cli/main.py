@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
 from raftmeta.cli import commands, exits, helptext, suggest
+from raftmeta.cli.escapes import json_text, printable
 from raftmeta.core.errors import RaftmetaError
 
 Command = Callable[[Sequence[str]], int | None]
@@ -108,9 +108,9 @@ def _unknown(words: list[str]) -> int:
 def _report(words: list[str], code: str, what: str, hint: str, exit_code: exits.Exit) -> int:
     if "--json" in words:
         error = {"code": code, "detail": what, "hint": hint, "exit": int(exit_code)}
-        sys.stdout.write(json.dumps({"error": error}, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_text({"error": error}) + "\n")
     else:
-        sys.stderr.write(f"error: {what} ({code})\nhint:  {hint}\n")
+        sys.stderr.write(f"error: {printable(what)} ({printable(code)})\nhint:  {printable(hint)}\n")
     return exit_code
 
 

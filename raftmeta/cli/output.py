@@ -6,17 +6,20 @@ rewritten; elsewhere it is plain lines.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
+
+from raftmeta.cli.escapes import json_text, printable
+
+__all__ = ["Progress", "clock", "console", "json_text", "print_json", "printable", "short", "size", "styled", "table"]
 
 _FILE_WIDTH = 240  # columns are never folded where no terminal limits them
 
@@ -42,7 +45,7 @@ STYLES = {
 
 
 def print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None) + "\n")
+    sys.stdout.write(json_text(value, indent=2 if sys.stdout.isatty() else None) + "\n")
 
 
 def console() -> Console:
@@ -110,17 +113,14 @@ class Progress:
             self._status.stop()
 
     def say(self, text: str) -> None:
-        """Show where it stands; repeated texts are not."""
+        """Show where it stands; repeated texts are not, and whether anybody can be shown anything is no matter of the work."""
+        text = printable(text)
         if self._quiet or text == self._last:
             return
         self._last = text
         if self._status:
             self._status.update(Text(text))
         else:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
-
-
-def printable(value: Any) -> str:
-    """Text from a server, safe for a terminal: control characters are escaped."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(value))
+            with contextlib.suppress(OSError):
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()

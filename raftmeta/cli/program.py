@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from raftmeta.cli.commands import COMMANDS
+from raftmeta.cli.escapes import printable
 from raftmeta.cli.exits import UsageFault
 from raftmeta.client.config import resolve
 
@@ -63,7 +64,7 @@ class _TellOnce:
 
     def __call__(self, why: str) -> None:
         if not self._told:
-            sys.stderr.write(f"trying again: {why}\n")
+            sys.stderr.write(f"trying again: {printable(why)}\n")
             self._told = True
 
 

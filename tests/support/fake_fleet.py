@@ -215,7 +215,7 @@ class FakeAgents:
         self.asked.append((node.name, f"digests after {after!r}"))
         return node.digests(after)
 
-    async def blocks(self, url: str, deployment: str, tensor: str, published: bool = False) -> vector.Words:
+    async def blocks(self, url: str, deployment: str, tensor: str, size_bytes: int, published: bool = False) -> vector.Words:
         node = self._node(url)
         self.asked.append((node.name, f"published {tensor}" if published else tensor))
         return node.published_blocks(tensor) if published else node.blocks(tensor)

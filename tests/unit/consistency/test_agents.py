@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from consistency import agents as agents_module
-from consistency import vector
+from consistency import node_http, vector
 from consistency.agent_answers import AgentFault
 from consistency.agents import HttpAgents
 from consistency.findings import NodeVector
@@ -46,7 +46,7 @@ def ask(handler: Handler, url: str = URL, *, entries: bool = False, options: dic
 def ask_blocks(handler: Handler, tensor: str = "norm") -> vector.Words:
     async def work() -> vector.Words:
         async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler))) as agents:
-            return await agents.blocks(URL, DEPLOYMENT, tensor)
+            return await agents.blocks(URL, DEPLOYMENT, tensor, 256 * 600)
 
     return asyncio.run(work())
 
@@ -494,3 +494,98 @@ def test_a_broken_authority_file_is_a_configuration_fault(tmp_path: Path) -> Non
         with pytest.raises(RaftmetaError, match="cannot be used") as caught:
             HttpAgents(HttpOptions(ca_file=path))
         assert caught.value.code == "bad_field"
+
+
+# Nodes that mean harm.
+
+DEEP = b'{"x":' + b"[" * 3_000 + b"]" * 3_000 + b"}"
+
+
+def test_an_answer_that_nests_too_deeply_is_a_bad_answer_also_where_nobody_looks() -> None:
+    assert fault(answering(DEEP)).code == "bad_answer"
+    assert (fault(answering(DEEP, 500)).code, fault(answering(DEEP, 500)).detail) == ("refused", "the node answered with status 500")
+    with pytest.raises(AgentFault) as caught:
+        ask_all(answering(DEEP), ["d1"])
+    assert caught.value.code == "bad_answer"
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("coding", ["gzip", "gzip, gzip", "br", "identity, deflate"])
+def test_an_answer_that_is_packed_is_refused_before_it_is_unpacked(status: int, coding: str) -> None:
+    class Untouched(httpx.AsyncByteStream):
+        async def __aiter__(self) -> Any:
+            raise AssertionError("it was read")
+            yield b""
+
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(status, stream=Untouched(), headers={"content-encoding": coding})
+
+    refused = fault(handler)
+    assert refused.code == "bad_answer" and "content-encoding" in refused.detail
+    assert seen[0].headers["accept-encoding"] == "identity"
+
+
+def test_what_one_node_sets_is_not_sent_to_another() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json=good_answer(), headers={"set-cookie": "a=b; Path=/"})
+
+    async def work() -> None:
+        async with HttpAgents(HttpOptions(http=httpx.MockTransport(handler))) as agents:
+            for _ in range(2):
+                await agents.vector(URL, DEPLOYMENT, entries=False)
+
+    asyncio.run(work())
+    assert len(seen) == 2 and all("cookie" not in request.headers for request in seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lag_ms", 1e308), ("lag_ms", -2), ("epoch", 10**30), ("computed_at_ms", 10**30), ("active_models", 1 << 60), ("slot", 1 << 60)],
+)
+def test_numbers_that_nobody_can_add_up_or_write_down_are_refused(name: str, value: float) -> None:
+    assert fault(answering(good_answer(**{name: value}))).code == "bad_answer"
+    if name != "active_models":
+        with pytest.raises(AgentFault, match="cannot be read"):
+            ask_all(answering(bulk_answer("d1", **{name: value})), ["d1"])
+
+
+@pytest.mark.parametrize("name", ["x" * 1_025, "\u00e4" * 513])
+def test_tensors_with_longer_names_than_manifests_have_are_refused(name: str) -> None:
+    assert fault(answering(good_answer(entries={name: "0" * 64})), entries=True).code == "bad_answer"
+    assert ask(answering(good_answer(entries={name[:512]: "0" * 64})), entries=True).node == "a1"
+
+
+def test_block_checks_are_read_as_far_as_the_tensor_can_have_them() -> None:
+    huge = base64.b64encode(bytes(16 * 10_000)).decode()
+    with pytest.raises(AgentFault, match="exceeds 16448 bytes"):  # three blocks
+        ask_blocks(answering({"tensor": "norm", "blocks": huge}))
+
+
+def test_the_time_in_which_an_answer_was_under_way_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(node_http.time, "monotonic", lambda: now[0])
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        now[0] += 10
+        if "deployments" in request.url.params:
+            return httpx.Response(200, json=bulk_answer(*request.url.params["deployments"].split(","), age_ms=4_000))
+        return httpx.Response(200, json=good_answer(age_ms=4_000))
+
+    def under_way(given: dict[str, NodeVector | AgentFault]) -> list[int]:
+        return [item.under_way_ms for item in given.values() if isinstance(item, NodeVector)]
+
+    assert under_way(ask_all(slow, ["d1"])) == [6_000], "four of the ten seconds went into the reading"
+    assert under_way(ask_all(slow, ["d1"], 60_000)) == [10_000], "the reading may be from before the question"
+    names = [f"deployment-{number:04d}-{'x' * 100}" for number in range(160)]
+    assert sorted(set(under_way(ask_all(slow, names, 60_000)))) == [10_000, 20_000], "the first waited for the second"
+
+    def older(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(404, json={"code": "not_found"}) if "deployments" in request.url.params else slow(request)
+
+    assert under_way(ask_all(older, ["d1", "d2"])) == [16_000, 6_000]

@@ -145,3 +145,19 @@ def test_another_failure_to_write_ends_the_publish_and_leaves_nothing(
         block_placing.place(root, read(root), None)
     assert caught.value.code == code
     assert written(root) == []
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_a_directory_in_the_place_of_the_file_is_told_and_nothing_is_changed(root: Path, wanted: bool | None) -> None:
+    artifact = read(root)
+    in_its_place = root / block_sidecar.entry_of(artifact.blocks).name
+    in_its_place.mkdir()
+    if wanted:
+        with pytest.raises(RaftmetaError, match="cannot be written") as caught:
+            block_placing.place(root, artifact, wanted)
+        assert caught.value.code == "bad_field"
+    else:
+        placed = block_placing.place(root, artifact, wanted)
+        assert placed.file is None and "cannot be written" in placed.note
+    assert block_placing.place(root, read(root, ELSEWHERE), None).file is None
+    assert written(root) == [in_its_place.name] and in_its_place.is_dir()

@@ -154,8 +154,8 @@ class World:
     async def vector(self, url: str, deployment: str, entries: bool) -> NodeVector:
         return await self.at("node", lambda: self.agents.vector(url, deployment, entries))
 
-    async def blocks(self, url: str, deployment: str, tensor: str, published: bool = False) -> Words:
-        return await self.at("node", lambda: self.agents.blocks(url, deployment, tensor, published))
+    async def blocks(self, url: str, deployment: str, tensor: str, size_bytes: int, published: bool = False) -> Words:
+        return await self.at("node", lambda: self.agents.blocks(url, deployment, tensor, size_bytes, published))
 
     async def digests(self, url: str, deployment: str, after: str) -> DigestPage:
         return await self.at("node", lambda: self.agents.digests(url, deployment, after))

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from consistency import vector
+from consistency import compare, vector
 from consistency.agent_answers import AgentFault
 from consistency.collect import Checker
 from consistency.findings import Finding, Limits, Verdict
+from consistency.scene import Scene
+from raftmeta.client import Reply
 from raftmeta.core.errors import RaftmetaError
-from tests.support.fake_fleet import DEPLOYMENT, MODEL, FakeAgents, FakeFleet, codes, in_memory, weights
+from tests.support.fake_fleet import DEPLOYMENT, MODEL, FakeAgents, FakeFleet, FakeNode, codes, in_memory, weights
 
 
 def check(fleet: FakeFleet, *names: str, limits: Limits | None = None) -> list[Verdict]:
@@ -444,12 +446,102 @@ def test_members_that_fall_silent_leave_that_deployment_incomplete(fleet: FakeFl
     assert (made.generation, made.order_revision, made.version, made.started_revision, made.nodes_seen) == (2, 700, "v1", 812, 0)
 
 
-def test_a_manifest_that_is_not_the_versions_own_is_an_integrity_error(fleet: FakeFleet) -> None:
+def test_what_members_refuse_about_one_deployment_leaves_that_one_incomplete_and_the_others_judged(fleet: FakeFleet) -> None:
+    fleet.publish("v2", weights(2))
+    fleet.declare("other", ("c1",), None, version="v2", order_revision=5, activated_revision=6)
+    version = fleet.versions[f"{MODEL}/v2"]
+    fleet.nodes_by_name["c1"] = FakeNode("c1", weights(2), "v2", version["checksum"], version["config_digest"])
+    fleet.urls["c1"] = "http://c1"
     fleet.nodes_by_name["b1"].damage("norm", 0)
-    fleet.versions[f"{MODEL}/v1"]["vector_root"] = "e" * 64
-    with pytest.raises(RaftmetaError, match="its entries make the root") as caught:
-        check(fleet, DEPLOYMENT)
-    assert caught.value.code == "integrity"
+    root = fleet.versions[f"{MODEL}/v1"]["vector_root"]
+    fleet.versions[f"{MODEL}/v1"]["vector_root"] = "e" * 64  # the manifest is another one's
+    assert [(made.verdict, codes(made)) for made in check(fleet)] == [("consistent", []), ("incomplete", ["integrity"])]
+    fleet.versions[f"{MODEL}/v1"]["vector_root"] = root
+    whole = fleet.get_manifest
+
+    async def deleted(model: str, label: str, /) -> Reply:
+        if label == "v1":
+            raise RaftmetaError("unknown_version", "no version v1")
+        return await whole(model, label)
+
+    fleet.get_manifest = deleted  # type: ignore[method-assign]
+    assert [(made.verdict, codes(made)) for made in check(fleet)] == [("consistent", []), ("incomplete", ["unknown_version"])]
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [None, {"to_version": 5}, {"to_version": "v1", "attestations": [{"node": "b1", "stage": "active", "counters": {"lag_ms": "x"}}]}],
+)
+def test_a_rollout_that_is_not_known_or_not_understood_leaves_the_lag_unknown(fleet: FakeFleet, rollout: dict[str, Any] | None) -> None:
+    fleet.nodes_by_name["b1"].lag_ms = -1
+    fleet.deployments[DEPLOYMENT]["rollout_id"] = "r1"
+
+    async def told(rollout_id: str, /) -> Reply:
+        if rollout is None:
+            raise RaftmetaError("unknown_rollout", "no rollout r1")
+        return Reply(rollout, status=200, revision=1, generation=2)
+
+    fleet.get_rollout = told  # type: ignore[method-assign]
+    made = verdict_of(fleet)
+    assert (made.verdict, codes(made)) == ("incomplete", ["lag_unknown"])
+    fleet.nodes_by_name["b1"].damage("norm", 0)
+    assert verdict_of(fleet).verdict == "diverged", "the weights are compared all the same"
+
+
+@pytest.mark.parametrize("body", [{}, {"items": None}, {"items": ["x"]}, {"items": [{"url": "http://a1"}]}])
+def test_members_that_answer_in_another_form_are_refused_by_name(fleet: FakeFleet, body: dict[str, Any]) -> None:
+    async def told(*_: Any) -> Reply:
+        return Reply(body, status=200, revision=1, generation=2)
+
+    for call in ("nodes", "list_deployments"):
+        other = FakeFleet()
+        setattr(other, call, told)
+        with pytest.raises(RaftmetaError, match="the member's answer is not") as caught:
+            check(other)
+        assert caught.value.code == "internal"
+
+
+def test_a_node_without_an_address_is_one_that_no_member_knows(fleet: FakeFleet) -> None:
+    async def told() -> Reply:
+        return Reply({"items": [{"node": "a1", "url": "http://a1"}, {"node": "b1"}]}, status=200, revision=1, generation=2)
+
+    fleet.nodes = told  # type: ignore[method-assign]
+    (made,) = asyncio.run(Checker(fleet, FakeAgents(fleet), hear_s=0.0).check([DEPLOYMENT]))
+    assert (made.verdict, codes(made)) == ("incomplete", ["unknown_node"])
+
+
+def test_nodes_that_lie_of_what_was_published_do_not_hide_the_block() -> None:
+    fleet = FakeFleet(("a1", "a2", "a3", "a4", "a5"), ("b1",))
+    for node in fleet.nodes_by_name.values():
+        node.damage("norm", 0)
+    with_block_file(fleet, *fleet.nodes_by_name)
+    for name in ("a1", "a2", "a3", "a4", "a5"):
+        fleet.nodes_by_name[name].block_file["norm"] = fleet.nodes_by_name[name].block_file["layer.0.bias"]
+    made = verdict_of(fleet)
+    assert {(finding.code, finding.node, finding.block) for finding in in_memory(made)} == {("block", name, 0) for name in fleet.urls}
+
+
+def test_only_block_checks_that_hash_to_what_a_node_told_are_kept() -> None:
+    fleet = FakeFleet()
+    fleet.nodes_by_name["b1"].damage("norm", 0)
+    liar, kept = FakeAgents(fleet), []
+    honest = liar.blocks
+
+    async def blocks(url: str, deployment: str, tensor: str, size_bytes: int, published: bool = False) -> vector.Words:
+        found = await honest(url, deployment, tensor, size_bytes, published)
+        return found ^ 1 if url == "http://b1" else found
+
+    liar.blocks = blocks  # type: ignore[method-assign]
+    original = compare.compare
+
+    def looking(scene: Scene) -> Verdict:
+        kept.extend(scene.blocks)
+        return original(scene)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "compare", looking)
+        asyncio.run(Checker(fleet, liar).check([DEPLOYMENT]))
+    assert kept == [("", "norm")]
 
 
 def test_answers_of_a_member_that_are_no_deployment_are_refused(fleet: FakeFleet) -> None:

@@ -10,7 +10,7 @@ import pytest
 from consistency import vector, weights
 from consistency.agent_answers import AgentFault
 from consistency.collect import Checker
-from consistency.findings import Limits, TensorSpec, Verdict
+from consistency.findings import Answer, Difference, Limits, NodePlace, Target, TensorSpec, Verdict
 from raftmeta.core.errors import RaftmetaError
 from tests.support.fake_fleet import MODEL, FakeAgents, FakeFleet, codes, in_memory
 
@@ -124,6 +124,40 @@ def test_a_quorum_excuses_no_difference_and_no_node_that_changed_its_story() -> 
     fleet.nodes_by_name["a3"].switching = True
     made = check(fleet, Limits(quorum="1"))
     assert made.verdict == "incomplete"
+
+
+@pytest.mark.parametrize("code", ["integrity", "unreadable", "too_old", "bad_answer", "attested", "refused", "untrusted"])
+def test_a_quorum_excuses_no_node_that_could_be_asked(code: str) -> None:
+    fleet = FakeFleet(("a1", "a2", "a3"), None)
+    fleet.nodes_by_name["a1"].fault = AgentFault(code, "because")
+    made = check(fleet, Limits(quorum="majority"))
+    assert (made.verdict, codes(made), made.unseen) == ("incomplete", [code], ())
+
+
+def test_a_quorum_excuses_no_node_whose_root_differed_before_it_restarted() -> None:
+    fleet = FakeFleet(("a1", "a2", "a3"), None)
+    node = fleet.nodes_by_name["a1"]
+    node.damage("norm", 0)
+    node.before_answer = lambda question: setattr(node, "boot_id", f"boot-{question}")
+    made = check(fleet, Limits(quorum="majority"))
+    assert (made.verdict, codes(made), made.unseen) == ("incomplete", ["changed_meanwhile"], ())
+
+
+def test_nodes_early_in_the_order_do_not_use_up_the_blocks_that_can_be_asked_for() -> None:
+    names = tuple((f"t{number:02d}", "0" * 64) for number in range(16))
+    given = FakeFleet().nodes_by_name["a1"].vector(entries=False)
+    target = Target("search", MODEL, "v1", (), checksum=given.checksum)
+    answers = [
+        Answer(
+            NodePlace(f"n{number:02d}", "primary", "a", 1, 1),
+            msgspec.structs.replace(given, node=f"n{number:02d}"),
+            difference=Difference("", names, (), (), 0, 0),
+        )
+        for number in range(40)
+    ]
+    wanted = weights.needing_blocks(target, answers)
+    assert len(wanted) == len(set(wanted)) == weights.MAX_LOCATIONS
+    assert {node for node, _ in wanted} == {f"n{number:02d}" for number in range(40)}
 
 
 def test_the_oldest_reading_of_a_node_is_that_of_the_verdict() -> None:

@@ -89,3 +89,17 @@ def test_a_lock_that_cannot_be_opened_is_a_fault_of_the_command_line(tmp_path: P
 def test_shell_and_cron_meet_in_the_same_directory(tmp_path: Path) -> None:
     assert runtime_dir({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == Path("/run/user/7/raftmeta")
     assert runtime_dir({}, 4_000_000_000) == Path("/tmp/raftmeta-4000000000")
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/full"])
+def test_what_is_no_file_holds_no_lock(path: str) -> None:
+    with pytest.raises(RaftmetaError, match="is no regular file") as caught, lock.held(Path(path)):
+        raise AssertionError("it is held")
+    assert caught.value.code == "bad_field"
+
+
+def test_however_the_addresses_of_the_members_are_written_their_lock_is_one(tmp_path: Path) -> None:
+    same = (["http://a:80", "https://b:7400"], ["https://b:7400/", "http://A/"], ["http://a/", "HTTP://a", "https://b:7400"])
+    assert len({lock.path_for(tmp_path, urls) for urls in same}) == 1
+    others = (["http://a"], ["https://a"], ["http://a:81"], ["http://a/x"], ["http://a:x"])
+    assert len({lock.path_for(tmp_path, urls) for urls in others}) == len(others)

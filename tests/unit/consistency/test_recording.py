@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from api.routes.verdicts import MAX_BATCH_BODY
 from consistency.agent_answers import AgentFault
@@ -15,13 +16,13 @@ from consistency.findings import Finding, Limits, Verdict
 from consistency.recording import BATCH, RECORD_WITHIN_S, record
 from consistency.report import MAX_RECORD_BYTES
 from raftmeta import strict_json
-from raftmeta.client import Reply
+from raftmeta.client import Page, Reply
 from raftmeta.core.errors import RaftmetaError
 from tests.support.fake_fleet import DEPLOYMENT, FakeAgents, FakeFleet
 
 
 def verdict_of(fleet: FakeFleet, quorum: str = "all") -> Verdict:
-    return asyncio.run(Checker(fleet, FakeAgents(fleet), Limits(quorum=quorum)).check([]))[0]
+    return asyncio.run(Checker(fleet, FakeAgents(fleet), Limits(quorum=quorum), clock=lambda: 0.0).check([]))[0]
 
 
 def test_a_verdict_is_recorded_with_the_order_that_it_is_of() -> None:
@@ -48,8 +49,68 @@ def test_a_verdict_that_comes_late_is_not_recorded_as_if_it_were_new() -> None:
     fleet = FakeFleet()
     made = [verdict_of(fleet)]
     late = asyncio.run(record(fleet, made, 100.0, lambda: 100.0 + RECORD_WITHIN_S + 1))
-    assert late == ("search: the verdict is older than 60 s",) and fleet.recorded == []
+    too_old = ("search: an answer that the verdict rests on is older than 60 s",)
+    assert late == too_old and fleet.recorded == []
     assert asyncio.run(record(fleet, made, 100.0, lambda: 100.0 + RECORD_WITHIN_S)) == ()
+    fleet.recorded.clear()
+    waited = msgspec.structs.replace(made[0], oldest_answer_ms=50_000)  # when the verdict was given
+    assert asyncio.run(record(fleet, [waited], 100.0, lambda: 110.1)) == too_old and fleet.recorded == []
+    assert asyncio.run(record(fleet, [waited], 100.0, lambda: 110.0)) == ()
+
+
+def test_a_check_that_stood_still_after_the_nodes_had_answered_records_nothing() -> None:
+    fleet, now = FakeFleet(), [0.0]
+    agents = FakeAgents(fleet)
+    read = fleet.list_deployments
+
+    async def stopped(page: Page, /) -> Reply:
+        now[0] += 75 if agents.asked else 0
+        return await read(page)
+
+    fleet.list_deployments = stopped  # type: ignore[method-assign]
+    checker = Checker(fleet, agents, clock=lambda: now[0])
+    verdicts, given_s = asyncio.run(checker.judged([]))
+    assert (verdicts[0].oldest_answer_ms, verdicts[0].oldest_proof_ms, given_s) == (75_000, 75_007, 75.0)
+    asyncio.run(record(fleet, verdicts, given_s, lambda: now[0]))
+    assert fleet.recorded == []
+
+
+def test_one_verdict_that_members_refuse_takes_no_other_along() -> None:
+    fleet = FakeFleet()
+    made = verdict_of(fleet)
+    many = [msgspec.structs.replace(made, deployment=f"d{number}") for number in range(100)]
+    requests: list[int] = []
+
+    class Strict:
+        async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
+            requests.append(len(items))
+            if any(item["deployment"] == "d57" for item in items):
+                raise RaftmetaError("bad_json", "because")
+            return await fleet.record_verdicts(items)
+
+    assert asyncio.run(record(Strict(), many)) == ("d57: bad_json: because",)
+    assert [name for name, _, _ in fleet.recorded] == [item.deployment for item in many if item.deployment != "d57"]
+    assert len(requests) < 20
+
+    class Refusing:
+        async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
+            requests.append(len(items))
+            raise RaftmetaError("forbidden", "because")
+
+    requests.clear()
+    assert len(asyncio.run(record(Refusing(), many))) == 100 and requests == [100]
+
+
+@pytest.mark.parametrize("body", [{}, {"items": ["x"]}, {"items": None}, {"items": [{"code": 5}]}])
+def test_an_answer_of_another_form_counts_as_not_recorded(body: dict[str, Any]) -> None:
+    made = verdict_of(FakeFleet())
+
+    class Odd:
+        async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
+            return Reply(body, status=200, revision=1, generation=1)
+
+    (why,) = asyncio.run(record(Odd(), [made]))
+    assert why.startswith("search: a member's answer is not what became of verdicts: ")
 
 
 def test_a_quorum_is_recorded_as_incomplete() -> None:
