@@ -102,8 +102,9 @@ class Service:
         """
         member, query = self.member, call.query
         log = member.log
-        if member.unsound and not (of_itself and query.stale):
-            raise RaftmetaError("starting", member.unsound)
+        of_the_cluster = not (of_itself and query.stale)
+        if of_the_cluster:
+            self.refuse_unsound()
         if query.stale:
             call.staleness_ms = log.staleness_ms()
             if query.max_stale_ms is not None and call.staleness_ms > query.max_stale_ms:
@@ -113,6 +114,8 @@ class Service:
         if member.state.revision < query.min_revision:
             await self.reach(query.min_revision)
         state = member.state
+        if of_the_cluster:  # looked at after the state was taken: a majority may have contradicted it while this waited
+            self.refuse_unsound()
         if member.log is not log:  # what was learnt of the freshness of the former one's state says nothing of this one's
             raise RaftmetaError("starting", "this member began again from its disk while it was asked")
         return state
@@ -122,8 +125,7 @@ class Service:
 
         `key`: the command's own, where one call makes several.
         """
-        if self.member.unsound:  # it could not say what became of the command
-            raise RaftmetaError("starting", self.member.unsound)
+        self.refuse_unsound()  # it could not say what became of the command
         if level_fault(body, self.member.state.feature_level):
             await self.require_level(body)
         timeout_s = self.limits.write_timeout_s
@@ -137,6 +139,12 @@ class Service:
         if self.member.state.revision < outcome.revision:
             await self.reach(outcome.revision)
         return outcome
+
+    def refuse_unsound(self) -> None:
+        """Raises RaftmetaError starting while nothing of the cluster may be told from this member's state."""
+        why = self.member.unsound
+        if why:
+            raise RaftmetaError("starting", why)
 
     async def require_level(self, body: Body) -> None:
         """Raises RaftmetaError unsupported_command for what not every member would understand, and what a barrier raises."""
@@ -152,8 +160,14 @@ class Service:
         self.state_with(revision)
 
     def state_with(self, revision: int) -> State:
-        """The newest state. Raises RaftmetaError revision_not_reached when it is older, perhaps because the member began again."""
+        """The newest state. Raises RaftmetaError revision_not_reached when it is older, perhaps because the member began again, or wrong.
+
+        Not `starting`, which says that nothing was done: a write whose answer this is was applied.
+        """
         state = self.member.state
+        why = self.member.unsound
+        if why:
+            raise RaftmetaError("revision_not_reached", f"revision {revision} is expected; {why}", revision=state.revision)
         if state.revision < revision:
             raise RaftmetaError(
                 "revision_not_reached", f"revision {revision} is expected, this member is at {state.revision}", revision=state.revision

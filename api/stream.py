@@ -1,9 +1,10 @@
 """A watch as server-sent events.
 
 One message per revision, `id` being the revision, so that a client resumes from the last id it saw. A bookmark follows whenever the stream
-has nothing more to send after the interval, and one stands at the start; comment lines in between keep the connection visibly alive. The
-stream ends with `compacted`, when the member shuts down, when the caller's token stops being valid, or when the client goes away; a client
-that does not read is cut by the server's guard, since sending then makes no progress.
+has nothing more to send after the interval, and one stands at the start; comment lines in between keep the connection visibly alive. As
+often as bookmarks come, and also while there is always something to send, the caller is looked at again. The stream ends with `compacted`,
+when the member shuts down, when the caller may not watch any more, or when the client goes away; a client that does not read is cut by the
+server's guard, since sending then makes no progress.
 """
 
 from __future__ import annotations
@@ -53,8 +54,13 @@ class WatchStream:
         """Returns when the stream has come to its end in good order."""
         subscription, limits = self._subscription, self._service.limits
         loop = asyncio.get_running_loop()
-        due = 0.0
+        due = recheck_at = 0.0
         while not subscription.ended:
+            now = loop.time()
+            if now >= recheck_at:
+                if not self._may_go_on():
+                    return
+                recheck_at = now + limits.bookmark_s
             try:
                 chosen = subscription.take()
             except RaftmetaError as compacted:
@@ -68,8 +74,6 @@ class WatchStream:
                 continue
             now = loop.time()
             if now >= due:
-                if not self._may_go_on():
-                    return
                 due = now + limits.bookmark_s
                 await _write(send, b'id: %d\nevent: bookmark\ndata: {"revision":%d}\n\n' % (subscription.position, subscription.position))
             elif await subscription.wait(min(limits.comment_s, due - now)):

@@ -1,6 +1,7 @@
 """The agent's one conversation with the control plane: list, watch, heartbeat; and a tender per deployment that acts on it.
 
-A list gives everything at one revision, the watch continues from there, `compacted` means list again. The control plane counts as reachable
+A list gives everything at one revision, the watch continues from there, `compacted` means list again, at once after a watch that lasted
+and else after a pause: a member may say so again and again. The control plane counts as reachable
 while it answers linearizable reads. When it does not, nothing stops: what serves goes on, and a node that starts without it serves what it
 served last, and says so. Deployments that no longer list the node are given up only on the word of a list or a change.
 """
@@ -197,6 +198,7 @@ class Loop:
 
     async def _follow(self) -> None:
         while True:
+            listed_at = time.monotonic()
             try:
                 revision = await self._list()
                 async for item in self._plane.watch(revision, WATCHED):
@@ -207,6 +209,7 @@ class Loop:
             except RaftmetaError as error:
                 if error.code == "compacted":
                     log.info("watch_compacted", reason=error.detail)
+                    await asyncio.sleep(max(0.0, listed_at + RETRY_S - time.monotonic()))
                     continue
                 self._lost(error)
             await asyncio.sleep(RETRY_S)

@@ -148,9 +148,9 @@ class Member:
                 return
             try:
                 self._take_apart()
-                self.watch.begin_again()
                 self._alarms.clear()
                 self._assemble(open_parts(self._config, OsDisk()))
+                self.watch.begin_again(self._replica.state.revision)
                 self.start()
             except Exception as fault:  # noqa: BLE001 - the outermost frame of this thread: the member must end, whatever it was
                 self._fail(f"the member could not begin again: {fault}")
@@ -219,13 +219,19 @@ class Member:
     # ------------------------------------------------------------------ the replica's observer, on its thread
 
     def applied(self, state: State, events: Sequence[Event]) -> None:
-        self.watch.publish(events, state.revision)
+        if self._replica.contradiction:  # what follows from a wrong state is told nobody
+            self.watch.begin_again(state.revision)
+        else:
+            self.watch.publish(events, state.revision)
         self._require_level(state)
         if any(event.kind == "rollout" for event in events):
             self._controller.notify()
 
     def replaced(self, state: State) -> None:
-        self.watch.compacted(state.revision)
+        if self._replica.contradiction:  # the state before it may have come further than there is anything
+            self.watch.begin_again(state.revision)
+        else:
+            self.watch.compacted(state.revision)
         self._require_level(state)
         self._controller.notify()
 
@@ -238,6 +244,9 @@ class Member:
 
     def bootstrapped(self) -> None:
         markers.consume_marker(self._parts.disk, self._parts.data_dir)
+
+    def contradicted(self) -> None:
+        self.watch.begin_again(self._replica.state.revision)
 
     def caught_up(self) -> None:
         _log.info("caught_up", detail="this member started without data and votes from now on")

@@ -49,7 +49,7 @@ def load(shape: type[SettingsT], path: Path, own_paths: Iterable[tuple[str, ...]
         if len(data) > MAX_FILE_BYTES:
             raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
         values: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
-    except (OSError, ValueError) as cause:
+    except (OSError, ValueError, RecursionError) as cause:  # the last: brackets in brackets, a thousand deep
         raise RaftmetaError("bad_field", f"{path} is no readable TOML file: {cause}") from cause
     folder = path.absolute().parent
     for names in own_paths:

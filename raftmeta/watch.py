@@ -1,9 +1,11 @@
 """Events in the order of their revisions, from one writing thread to many watchers on one event loop.
 
-The engine thread calls `publish` after each batch it applied and `compacted` after it installed a snapshot. Changes are retained in one
+The engine thread calls `publish` after each batch it applied, `compacted` after it installed a snapshot, and `begin_again` when what it
+applied before is not to be trusted. Changes are retained in one
 ring that all watchers share, bounded by count and bytes; a watcher is only a position in it, so a slow one costs nothing. What must stay
 true: a subscription hands out every change above its position in order, or raises `compacted`; it never skips one and never goes back;
-and the revision that it reports as reached was reached only after every earlier change was handed out, filtered ones included.
+and the revision that it reports as reached was reached only after every earlier change was handed out, filtered ones included. The hub
+names no revision that the state did not reach.
 """
 
 from __future__ import annotations
@@ -59,12 +61,12 @@ class WatchHub:
         self._events = 0
         self._floor = revision  # the greatest revision of which an event may be missing
         self._newest = revision
+        self._epoch = 0  # how often the state was not what watchers had been told; a subscription belongs to one
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: set[asyncio.Future[bool]] = set()
         self._wake_scheduled = False
         self._watchers = 0
         self._closed = False
-        self._again = False  # the state was begun again and has not come to `_newest` since
 
     @property
     def revision(self) -> int:
@@ -90,11 +92,6 @@ class WatchHub:
         """Everything that one batch changed, in order of revision, and the revision that the batch reached."""
         changes = _by_revision(events)
         with self._lock:
-            if self._again:  # what watchers were told before comes once more
-                if revision <= self._newest:
-                    return
-                changes = [change for change in changes if change.revision > self._newest]
-                self._again = False
             assert revision >= self._newest and (not changes or self._newest < changes[0].revision), (revision, self._newest)
             assert not changes or changes[-1].revision <= revision, (changes[-1].revision, revision)
             self._newest = revision
@@ -108,16 +105,18 @@ class WatchHub:
     def compacted(self, revision: int) -> None:
         """The state jumped to this revision, past events that were never seen here."""
         with self._lock:
-            assert self._again or revision >= self._newest, (revision, self._newest)
+            assert revision >= self._newest, (revision, self._newest)
             if revision > self._newest:
                 self._forget(revision)
-                self._again = False
 
-    def begin_again(self) -> None:
-        """The state was wrong and is made anew from nothing: every watch ends as compacted, and nothing is handed out twice."""
+    def begin_again(self, revision: int) -> None:
+        """What was applied before may have been wrong, and the state is at this revision, which may be a smaller one.
+
+        Every watch that is open ends as compacted, wherever it stands, and what was retained is handed out to nobody.
+        """
         with self._lock:
-            self._forget(self._newest + 1)
-            self._again = True
+            self._epoch += 1
+            self._forget(revision)
 
     def _forget(self, revision: int) -> None:
         self._ring, self._start, self._events, self._bytes = [], 0, 0, 0
@@ -135,7 +134,7 @@ class WatchHub:
             if self._watchers >= self.limits.max_watchers:
                 raise RaftmetaError("too_many_watchers", f"{self._watchers} watches are open, the limit is {self.limits.max_watchers}")
             self._watchers += 1
-        return Subscription(self, from_revision, wanted)
+            return Subscription(self, from_revision, wanted, self._epoch)
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
         """Whether this revision was published before the time was up."""
@@ -145,7 +144,7 @@ class WatchHub:
         deadline = loop.time() + timeout_s
         while self._newest < revision and not self._closed:
             left = deadline - loop.time()
-            if left <= 0 or not await self._wait_beyond(self._newest, left):
+            if left <= 0 or not await self._wait_beyond(self._newest, left, self._epoch):
                 break
         return self._newest >= revision
 
@@ -160,11 +159,11 @@ class WatchHub:
     def closed(self) -> bool:
         return self._closed
 
-    async def _wait_beyond(self, revision: int, timeout_s: float) -> bool:
-        """False when the time was up first."""
+    async def _wait_beyond(self, revision: int, timeout_s: float, epoch: int) -> bool:
+        """Until something changed for who stands there in that epoch; False when the time was up first."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            if self._newest > revision or self._closed:
+            if self._newest > revision or self._closed or epoch != self._epoch:
                 return True
             self._loop = loop
             waiter: asyncio.Future[bool] = loop.create_future()
@@ -177,8 +176,11 @@ class WatchHub:
             with self._lock:
                 self._waiters.discard(waiter)
 
-    def _take(self, position: int) -> Taken:
+    def _take(self, position: int, epoch: int) -> Taken:
         with self._lock:
+            if epoch != self._epoch:
+                detail = f"this member's state was not the others' and is made anew; what it told up to revision {position} may be wrong"
+                raise RaftmetaError("compacted", detail, floor=self._floor)
             self._refuse_below_floor(position)
             first = bisect_right(self._ring, position, lo=self._start, key=_revision_of)
             changes = tuple(self._ring[first : first + self.limits.take_changes])
@@ -226,8 +228,9 @@ class WatchHub:
 class Subscription:
     """One watcher's position. Use it in a `with` block: it counts against the limit until it is left."""
 
-    def __init__(self, hub: WatchHub, position: int, wanted: Callable[[Event], bool] | None) -> None:
+    def __init__(self, hub: WatchHub, position: int, wanted: Callable[[Event], bool] | None, epoch: int) -> None:
         self._hub = hub
+        self._epoch = epoch
         self._wanted = wanted
         self.position = position
 
@@ -243,7 +246,7 @@ class Subscription:
 
     def take(self) -> tuple[tuple[Change, tuple[int, ...]], ...]:
         """The next changes, each with the places of its wanted events; moves the position. Raises RaftmetaError compacted."""
-        taken = self._hub._take(self.position)
+        taken = self._hub._take(self.position, self._epoch)
         self.position = taken.revision
         chosen = []
         for change in taken.changes:
@@ -253,8 +256,8 @@ class Subscription:
         return tuple(chosen)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Until there is something beyond the position, the position was compacted or the hub closed; False when the time was up."""
-        return await self._hub._wait_beyond(self.position, timeout_s)
+        """Until there is something beyond the position, the watch came to its end or the hub closed; False when the time was up."""
+        return await self._hub._wait_beyond(self.position, timeout_s, self._epoch)
 
 
 def _by_revision(events: Sequence[Event]) -> list[Change]:

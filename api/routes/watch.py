@@ -8,7 +8,9 @@ from api.service import Service
 from api.stream import WatchStream
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.events import Event
+from raftmeta.security.roles import Principal
 
+ACTION = RESOURCE = "watch"  # as the authorizer names them
 PATHS = {"model": "models/", "deployment": "deployments/", "rollout": "rollouts/", "verdict": "consistency/", "evidence": "evidence/"}
 
 
@@ -20,30 +22,50 @@ def resource_of(event: Event) -> str:
     return PATHS[event.kind] + event.key
 
 
-async def watch(service: Service, call: Call) -> Reply:
-    member, query, caller = service.member, call.query, call.caller
-    kinds = frozenset(query.resource)
-    hub = member.watch
-    position = hub.revision if query.from_revision is None else query.from_revision
-    if position > max(hub.revision, member.state.revision):
-        await service.reach(position)
+class Watcher:
+    """Whose watch it is, by what the member knows of the caller now: the role may change while the watch is open."""
 
-    def wanted(event: Event) -> bool:
-        if kinds and event.kind not in kinds:
+    def __init__(self, service: Service, call: Call) -> None:
+        self._authorizer, self._headers = service.member.authorizer, call.headers
+        self._kinds = frozenset(call.query.resource)
+        self._caller: Principal = call.caller
+
+    def recheck(self) -> None:
+        """Raises RaftmetaError unauthenticated or forbidden once the caller may not go on."""
+        caller = reidentify(self._authorizer, self._headers)
+        self._authorizer.require(caller, ACTION, RESOURCE)
+        self._caller = caller
+
+    def wants(self, event: Event) -> bool:
+        if self._kinds and event.kind not in self._kinds:
             return False
         try:
-            member.authorizer.require(caller, "read", resource_of(event))
+            self._authorizer.require(self._caller, "read", resource_of(event))
         except RaftmetaError:
             return False
         return True
 
-    subscription = hub.subscribe(position, wanted)
+
+async def watch(service: Service, call: Call) -> Reply:
+    member, query = service.member, call.query
+    service.refuse_unsound()
+    hub = member.watch
+    position = hub.revision if query.from_revision is None else query.from_revision
+    if position > max(hub.revision, member.state.revision):
+        await service.reach(position)
+    watcher = Watcher(service, call)
+    subscription = hub.subscribe(position, watcher.wants)
+    try:
+        service.refuse_unsound()  # what makes a member unsound from here on ends this subscription
+    except RaftmetaError:
+        with subscription:
+            raise
     return Reply(
         status=200,
         content_type=b"text/event-stream",
         revision=position,
         generation=member.state.generation,
-        stream=WatchStream(service, subscription, lambda: reidentify(member.authorizer, call.headers)).send,
+        stream=WatchStream(service, subscription, watcher.recheck).send,
     )
 
 
@@ -58,7 +80,7 @@ OPERATIONS = (
         method="GET",
         path="/v1/watch",
         kind=Kind.DIRECT,
-        action="watch",
+        action=ACTION,
         what="Follow every change above a revision, in order and without gaps",
         handler=watch,
         answers=(
@@ -67,7 +89,8 @@ OPERATIONS = (
                 None,
                 _EXAMPLE,
                 "One `change` per revision with all its events; a `bookmark` says that every event up to its revision was sent; "
-                "`compacted` ends the stream when the watcher fell behind what is retained",
+                "`compacted` ends the stream when the watcher fell behind what is retained, or when a majority has another state than this "
+                "member: list again",
                 media="text/event-stream",
             ),
         ),

@@ -1,7 +1,8 @@
 """What `raftmeta init` does: certificates, configuration and tokens of a new cluster in one directory.
 
 `plan_cluster` decides everything that can be wrong (names, hosts, ports) and returns a value; `init_cluster` writes it into a temporary
-directory beside the target and renames it, so that there is a whole cluster directory or none. It never touches an existing one.
+directory beside the target and renames it, so that there is a whole cluster directory or none. It never touches an existing one. What an
+`init` that was killed left beside the target holds the authority's key: the next one of the same directory removes it.
 
     DIR/authority/            ca.pem, ca.key: keep the key away from the members
     DIR/<member>/             server.toml and what it names; copy it to the member's machine
@@ -13,8 +14,8 @@ directory beside the target and renames it, so that there is a whole cluster dir
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import secrets
-import shutil
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,11 +24,12 @@ from pathlib import Path
 import msgspec
 
 from raftmeta.addresses import is_host, is_ip, is_loopback, join_address
+from raftmeta.cli.init_directory import ended_by_signal, remove_left_over, working_directory
 from raftmeta.cli.init_files import Folder, agent_toml, client_toml, principals_toml, server_toml
 from raftmeta.config import MAX_MEMBERS
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import NAME
-from raftmeta.durable import OsDisk
+from raftmeta.durable import DiskError, OsDisk
 from raftmeta.log.configuration import MemberSpec, configuration_of
 from raftmeta.log.hello import member_uri
 from raftmeta.log.marker import Marker, write_marker
@@ -97,18 +99,21 @@ def init_cluster(directory: Path, zones: Sequence[str], options: InitOptions, no
     """Write the cluster directory. Raises RaftmetaError `bad_field` when something stands there or the request is wrong."""
     target = directory.absolute()
     if target.exists() or target.is_symlink():
-        raise RaftmetaError("bad_field", f"{target} exists already; init makes a new directory and never changes one that is there")
+        raise _exists(target)
     if not str(target).isprintable():
         raise RaftmetaError("bad_field", f"the directory name {str(target)!r} has characters that do not print")
     plan = plan_cluster(zones, options)
     disk = OsDisk()
     disk.make_directory(target.parent)
-    working = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        _write_cluster(Folder.create(working), target, plan, options, now)
-        disk.rename(working, target)
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
+    remove_left_over(target)
+    with ended_by_signal(), working_directory(target) as working:
+        _write_cluster(Folder(working), target, plan, options, now)
+        try:
+            disk.rename(working, target)
+        except DiskError as cause:
+            if cause.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # another `init` of this directory was faster
+                raise _exists(target) from cause
+            raise
     disk.sync_directory(target.parent)
     return InitResult(
         directory=target,
@@ -118,6 +123,10 @@ def init_cluster(directory: Path, zones: Sequence[str], options: InitOptions, no
         client=target / "client.toml",
         urls=plan.urls,
     )
+
+
+def _exists(target: Path) -> RaftmetaError:
+    return RaftmetaError("bad_field", f"{target} exists already; init makes a new directory and never changes one that is there")
 
 
 def plan_cluster(zones: Sequence[str], options: InitOptions) -> ClusterPlan:

@@ -78,7 +78,8 @@ class Forwarding:
             if not self._authorize(proposal.principal, body):
                 sink(Result("forbidden"))
             elif (refusal := self._owner.levels.refusal(body)) is not None:
-                sink(Result("ok", refusal))
+                # A new leader may not have applied yet that the level was raised: until it has, the command is to come again.
+                sink(Result("ok", refusal) if self._owner.engine.may_serve_reads else Result("no_leader"))
             else:
                 # Encoded again: what this build did not read of it must not reach the log, where replicas would judge it differently.
                 understood = msgspec.structs.replace(proposal, body=encode_body(body))

@@ -34,6 +34,7 @@ from raftmeta.log.ticket import Ticket
 MAX_WAIT_S = 0.5
 STATUS_S = 0.01  # a look at the engine is at most this old while it works
 STOP_S = 5.0
+GOSSIP_BYTES = 1 << 20  # of calls that wait, beyond which news of this member is dropped: the next one says more
 
 
 class Network(Protocol):
@@ -133,8 +134,8 @@ class Runner:
         self._call(lambda: self._replica.transfer(target), None)
 
     def gossip(self, topic: str, data: bytes) -> None:
-        """Best effort, to every connected member."""
-        self._call(lambda: self._replica.gossip(topic, data), None)
+        """Best effort, to every connected member; dropped while the log is busy."""
+        self._call(lambda: self._replica.gossip(topic, data), None, len(data), GOSSIP_BYTES)
 
     def staleness_ms(self) -> float:
         return self._replica.staleness_s() * 1000.0
@@ -151,11 +152,17 @@ class Runner:
         """How long the current step has been running, or a wait beyond its end; what blocks the thread shows here while it cannot tell."""
         return max(0.0, monotonic() - self._busy_since)
 
-    def _call(self, call: Callable[[], object], ticket: Ticket[Outcome] | Ticket[int] | None, size_bytes: int = 0) -> None:
+    def _call(
+        self,
+        call: Callable[[], object],
+        ticket: Ticket[Outcome] | Ticket[int] | None,
+        size_bytes: int = 0,
+        limit_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
         """Leave it for the log's thread, which runs it or ends the ticket, also when it ends at this moment."""
         sleeps = False
         with self._calling:
-            refusal = self._refusal(size_bytes)
+            refusal = self._refusal(size_bytes, limit_bytes)
             if refusal is None:
                 self._inbox.append(call)
                 self._inbox_bytes += size_bytes
@@ -166,11 +173,11 @@ class Runner:
         elif sleeps:
             self._network.wake()
 
-    def _refusal(self, size_bytes: int) -> RaftmetaError | None:
+    def _refusal(self, size_bytes: int, limit_bytes: int) -> RaftmetaError | None:
         if self._closed or self._stopping or self._fault or self._set_aside:
             why = self._fault or self._set_aside or "the member is stopping"
             return RaftmetaError("starting" if self._set_aside else "shutting_down", why)
-        if len(self._inbox) >= MAX_QUEUED or self._inbox_bytes + size_bytes > MAX_QUEUED_BYTES:
+        if len(self._inbox) >= MAX_QUEUED or self._inbox_bytes + size_bytes > limit_bytes:
             return RaftmetaError(
                 "overloaded", f"{len(self._inbox)} calls wait for the member's log, which has been busy for {self.stalled_s():.1f} s"
             )

@@ -1,18 +1,22 @@
 """The certificate of an HTTP port, current with its files: a replaced file takes effect for new connections, without a restart.
 
-Files are tried in a context of their own first, since a context that took half of a new pair would refuse everybody; a pair that cannot be
-used leaves the former one in force and is said in the log.
+Files are read once and tried in a context of their own first, since a context that took half of a new pair would refuse everybody; a pair
+that cannot be used leaves the former one in force and is said in the log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.security.tls import no_password
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +32,8 @@ class ServerTls:
         self._minimum = minimum
         self._look_s = look_s
         self._stamp = self._read_stamp()
-        self.context = self._made()
+        self.context = self._new_context()
+        self._load(self.context, self._read())
 
     async def follow(self) -> None:
         """Looks at the files now and then until it is cancelled."""
@@ -42,25 +47,35 @@ class ServerTls:
             return
         self._stamp = stamp
         try:
-            self._made()
-            self.context.load_cert_chain(self._certificate, self._key, self._no_password)
+            pair = self._read()
+            self._load(self._new_context(), pair)
+            self._load(self.context, pair)
         except (RaftmetaError, OSError) as fault:
             log.error("certificate_not_taken", detail=str(fault))
         else:
             log.info("certificate_taken", certificate=str(self._certificate))
 
-    def _made(self) -> ssl.SSLContext:
+    def _new_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._minimum
-        try:
-            context.load_cert_chain(self._certificate, self._key, self._no_password)
-        except OSError as cause:  # ssl.SSLError is one
-            raise RaftmetaError("bad_field", f"TLS certificate {self._certificate} with key {self._key}: {cause}") from cause
         return context
 
-    def _no_password(self) -> str:
-        """Called for an encrypted key alone. The library would ask for one on the terminal, and wait."""
-        raise RaftmetaError("bad_field", f"TLS key {self._key} is encrypted; expected one without a password")
+    def _read(self) -> tuple[bytes, bytes]:
+        """Certificate and key, once: what is tried is what is taken, though the files may be replaced between the two."""
+        try:
+            return self._certificate.read_bytes(), self._key.read_bytes()
+        except OSError as cause:
+            raise self._unusable(cause) from cause
+
+    def _load(self, context: ssl.SSLContext, pair: tuple[bytes, bytes]) -> None:
+        with _file_of(pair[0]) as certificate, _file_of(pair[1]) as key:
+            try:
+                context.load_cert_chain(certificate, key, no_password(self._key))
+            except OSError as cause:  # ssl.SSLError is one
+                raise self._unusable(cause) from cause
+
+    def _unusable(self, cause: OSError) -> RaftmetaError:
+        return RaftmetaError("bad_field", f"TLS certificate {self._certificate} with key {self._key}: {cause}")
 
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
         found = []
@@ -71,3 +86,14 @@ class ServerTls:
                 return ()
             found.append((seen.st_mtime_ns, seen.st_size, seen.st_ino))
         return tuple(found)
+
+
+@contextmanager
+def _file_of(data: bytes) -> Iterator[str]:
+    """The path of a file in memory, since the library reads files alone; a key is written nowhere else."""
+    file = os.memfd_create("raftmeta-tls")
+    try:
+        os.write(file, data)
+        yield f"/proc/self/fd/{file}"
+    finally:
+        os.close(file)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,13 +49,22 @@ def load_files(context: ssl.SSLContext, files: TlsFiles) -> None:
         if not os.access(path, os.R_OK):
             raise RaftmetaError("bad_field", f"TLS file {path}: expected a readable PEM file, found none")
     try:
-        context.load_cert_chain(files.certificate, files.key)
+        context.load_cert_chain(files.certificate, files.key, no_password(files.key))
     except (ssl.SSLError, OSError) as error:
         raise RaftmetaError("bad_field", f"TLS certificate {files.certificate} with key {files.key}: {error}") from error
     try:
         context.load_verify_locations(files.authority)
     except (ssl.SSLError, OSError) as error:
         raise RaftmetaError("bad_field", f"TLS authority {files.authority}: {error}") from error
+
+
+def no_password(key: Path) -> Callable[[], str]:
+    """What is asked for the pass-phrase of an encrypted key, of that alone: the library would ask for it on the terminal, and wait."""
+
+    def refuse() -> str:
+        raise RaftmetaError("bad_field", f"TLS key {key} is encrypted; expected one without a password")
+
+    return refuse
 
 
 class _Stamp(NamedTuple):

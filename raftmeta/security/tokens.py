@@ -88,7 +88,7 @@ def load_principals(path: Path) -> Principals:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
         values = tomllib.loads(data.decode("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last: brackets in brackets, a thousand deep
         raise RaftmetaError("bad_field", f"principals file {path} cannot be read: {error}") from error
     rows = values.get("principal")
     if len(data) > MAX_FILE_BYTES or set(values) != {"principal"} or not isinstance(rows, list) or not 1 <= len(rows) <= MAX_PRINCIPALS:
@@ -187,6 +187,9 @@ class Authorizer:
             self._principals = load_principals(self._path)
         except RaftmetaError as error:
             _log.error("principals_reload_failed", detail=error.detail)
+            return
+        except Exception as fault:  # noqa: BLE001 - asked on the log's thread, which a file must not end, whatever it holds
+            _log.error("principals_reload_failed", detail=f"{type(fault).__name__}: {fault}")
             return
         _log.info("principals_reloaded", path=str(self._path), principals=len(self._principals))
 

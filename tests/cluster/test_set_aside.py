@@ -103,3 +103,24 @@ def test_a_member_with_another_state_is_set_aside_while_its_process_stays(member
     until(lambda: len({member.state.state_hash for member in members}) == 1, "the states still differ")
     assert not victim.failed.is_set()
     assert all(check.ok for check in victim.checks()), victim.checks()
+
+
+def test_a_repaired_member_serves_watches_from_what_it_lists_and_hands_out_the_next_event(members: list[Member]) -> None:
+    write(members[0], "1.0.0")
+    until(lambda: len({member.state.revision for member in members}) == 1, "not everybody applied the first version")
+    victim = next(member for member in members if member.log.status().role != "leader")
+    other = next(member for member in members if member is not victim)
+    state, first_log = victim.state, victim.log
+    victim._replica.state = msgspec.structs.replace(state, hash_sum=state.hash_sum ^ (1 << 200))
+    before = victim.watch.subscribe(state.revision)
+    write(other, "1.0.1")
+    until(lambda: victim.log is not first_log and not victim.unsound, "the member did not come back")
+    with before, pytest.raises(RaftmetaError, match="compacted"):
+        before.take()
+    until(lambda: victim.state.revision == other.state.revision, "the member did not come as far as the others")
+    assert victim.watch.revision == victim.state.revision
+    with victim.watch.subscribe(victim.state.revision) as repaired, other.watch.subscribe(other.state.revision) as healthy:
+        assert not repaired.take() + healthy.take()
+        write(other, "1.0.2")
+        until(lambda: victim.watch.revision == other.watch.revision == state.revision + 2, "the write did not arrive")
+        assert [[change.revision for change, _ in watch.take()] for watch in (repaired, healthy)] == [[state.revision + 2]] * 2

@@ -201,6 +201,8 @@ class SimMember:
         self.diverged = False
         self._world.invariants.installed(self.id, state)
 
+    def contradicted(self) -> None: ...
+
     def caught_up(self) -> None:
         self._joined = False
         self._world.caught_up(self)

@@ -177,6 +177,9 @@ class ScriptedMember:
     def replaced(self, state: State) -> None:
         self.told["snapshot installed"] += 1
 
+    def contradicted(self) -> None:
+        self.told["contradicted"] += 1
+
     def caught_up(self) -> None:
         self.told["caught up"] += 1
         self.promises.set_aside = False

@@ -68,6 +68,9 @@ class Box:
     def replaced(self, state: State) -> None:
         self.told.append("replaced")
 
+    def contradicted(self) -> None:
+        self.told.append("contradicted")
+
     def caught_up(self) -> None:
         self.told.append("caught up")
 

@@ -19,7 +19,7 @@ from raftmeta.core.types import Outcome
 from raftmeta.durable import File, OsDisk, lock_directory
 from raftmeta.log.peers import PeerEvent
 from raftmeta.log.proposals import MAX_QUEUED_BYTES
-from raftmeta.log.runner import Ends, Identity, Runner
+from raftmeta.log.runner import GOSSIP_BYTES, Ends, Identity, Runner
 from raftmeta.log.solo import SoloNetwork
 from raftmeta.log.ticket import Ticket
 from raftmeta.member import Member
@@ -152,6 +152,17 @@ def test_what_waits_for_a_held_up_log_is_bounded_and_all_of_it_ends(world: World
     world.disk.open()
     assert code_of(held) == "ok"
     assert all(code_of(ticket) for ticket in tickets)
+
+
+def test_news_that_waits_for_a_held_up_log_is_bounded_and_keeps_no_command_out(world: World) -> None:
+    held = world.hold_in_a_sync()
+    for _ in range(200):
+        world.member.gossip("heartbeat", bytes(60_000))
+    assert 0 < world.log._inbox_bytes <= GOSSIP_BYTES
+    written = world.propose("beside", manifest=bytes(1 << 20))
+    assert not written.done()
+    world.disk.open()
+    assert [code_of(ticket) for ticket in (held, written)] == ["ok", "ok"]
 
 
 class SlowInbox(deque[Callable[[], object]]):

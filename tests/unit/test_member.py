@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 
@@ -157,5 +158,30 @@ def test_a_member_that_a_majority_contradicts_is_not_ready_and_says_why(tmp_path
         member._replica._reports._contradicted = (7, "state hashes at revision 7 differ: b and c: 00, a: 01")
         assert "revision 7" in member.unsound
         assert [check.ok for check in member.checks() if check.name == "state"] == [False]
+    finally:
+        member.stop()
+
+
+def test_what_a_member_applies_while_a_majority_contradicts_it_is_told_no_watch(tmp_path: Path) -> None:
+    member = Member.open(ServerConfig.development(tmp_path))
+    try:
+        reports, state = member._replica._reports, member.state
+        later = [msgspec.structs.replace(state, revision=revision) for revision in (1, 2, 3)]
+        event = Event(1, "model", "m", "put", None)
+        with member.watch.subscribe(0) as early:
+            member.applied(later[0], [event])
+            assert len(early.take()) == 1
+            reports._contradicted = (1, "b and c: 00, a: 01")
+            member._replica.contradicted()
+            with pytest.raises(RaftmetaError, match="compacted"):
+                early.take()
+        member.applied(later[2], [msgspec.structs.replace(event, revision=3)])
+        assert member.watch.retained == (0, 0)
+        member.replaced(later[1])  # another member's state, which has not come as far as the wrong one
+        reports._contradicted = None
+        assert (member.watch.floor, member.watch.revision) == (2, 2)
+        member.applied(later[2], [msgspec.structs.replace(event, revision=3)])
+        with member.watch.subscribe(2) as watch:
+            assert [change.revision for change, _ in watch.take()] == [3]
     finally:
         member.stop()

@@ -280,7 +280,8 @@ class Interleavings(RuleBasedStateMachine):
         self.history: list[tuple[int, str]] = []  # every event that went through the hub
         self.revision = 0
         self.lost_up_to = 0  # by snapshots
-        self.open: list[tuple[Subscription, int, str, list[int]]] = []  # reader, opened from, kind ("" for all), what it got
+        self.epoch = 0
+        self.open: list[tuple[Subscription, int, str, list[int], int]] = []  # reader, opened from, kind ("" for all), what it got, epoch
 
     @rule(
         batch=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["model", "version", "rollout"])), max_size=8), tail=st.integers(0, 2)
@@ -303,6 +304,15 @@ class Interleavings(RuleBasedStateMachine):
         if jump:
             self.lost_up_to = self.revision
 
+    @rule(back=st.integers(0, 5))
+    def begin_again(self, back: int) -> None:
+        """The state was wrong and is another one, which may not have come as far."""
+        self.revision = max(0, self.revision - back)
+        self.hub.begin_again(self.revision)
+        self.epoch += 1
+        self.history.clear()
+        self.lost_up_to = self.revision
+
     @rule(back=st.integers(0, 30), kind=st.sampled_from(["", "model", "version"]))
     def subscribe(self, back: int, kind: str) -> None:
         start = max(0, self.revision - back)
@@ -313,21 +323,22 @@ class Interleavings(RuleBasedStateMachine):
             assert start < self.hub.floor
         else:
             assert start >= self.hub.floor
-            self.open.append((reader, start, kind, []))
+            self.open.append((reader, start, kind, [], self.epoch))
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 100))
     def read(self, which: int) -> None:
         at = which % len(self.open)
-        reader, start, kind, got = self.open[at]
+        reader, start, kind, got, epoch = self.open[at]
         before = reader.position
         try:
             chosen = reader.take()
         except RaftmetaError as refused:
             assert refused.code == "compacted"
-            assert before < self.hub.floor
+            assert before < self.hub.floor or epoch < self.epoch
             with self.open.pop(at)[0]:
                 return
+        assert epoch == self.epoch, "read on over a state that was wrong"
         got += [change.revision for change, places in chosen for _ in places]
         assert reader.position >= before
         expected = [revision for revision, one in self.history if start < revision <= reader.position and kind in ("", one)]
@@ -355,25 +366,56 @@ TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
-def test_a_state_that_begins_again_ends_watches_and_hands_nothing_out_twice() -> None:
+def test_a_state_that_begins_again_ends_every_watch_wherever_it_stands_and_hands_out_nothing_of_before() -> None:
     hub = WatchHub(0)
     for revision in (1, 2, 3):
         hub.publish([event(revision)], revision)
-    old = hub.subscribe(3)
-    hub.begin_again()
-    assert code_of(old.take) == "compacted"
-    hub.publish([event(1), event(2)], 2)  # made anew: everybody was told before
-    assert code_of(hub.subscribe, 3) == "compacted"
-    hub.publish([event(3), event(4), event(5)], 5)
-    assert drain(hub.subscribe(4)) == [5]
-    assert hub.revision == 5
+    behind, level, ahead = hub.subscribe(1), hub.subscribe(3), hub.subscribe(9)
+    hub.begin_again(2)
+    assert {code_of(old.take) for old in (behind, level, ahead)} == {"compacted"}
+    assert (hub.floor, hub.revision, hub.retained) == (2, 2, (0, 0))
+    hub.publish([event(3), event(4)], 4)
+    assert code_of(level.take) == "compacted", "and it stays so, however far the state comes"
+    assert code_of(hub.subscribe, 1) == "compacted"
+    assert drain(hub.subscribe(2)) == [3, 4]
 
 
-def test_a_snapshot_ends_the_time_of_beginning_again() -> None:
+def test_a_hub_that_began_again_names_no_revision_that_the_state_did_not_reach() -> None:
+    """The next event takes the number that follows, and nobody may have been told before that it was sent."""
     hub = WatchHub(0)
-    hub.publish([event(1)], 1)
-    hub.begin_again()
-    hub.compacted(1)  # an older one than what was told
-    hub.compacted(9)
-    hub.publish([event(10)], 10)
-    assert (hub.floor, hub.revision) == (9, 10)
+    hub.publish([event(7)], 7)
+    hub.begin_again(0)
+    hub.compacted(7)  # everything came from another member
+    with hub.subscribe(hub.revision) as watch:
+        assert (drain(watch), watch.position) == ([], 7)
+        hub.publish([event(8)], 8)
+        assert (drain(watch), watch.position) == ([8], 8)
+
+
+def test_a_watch_that_waits_or_is_about_to_is_woken_when_the_state_begins_again() -> None:
+    async def work() -> None:
+        hub = WatchHub(5)
+        with hub.subscribe(5) as watch, hub.subscribe(5) as late:
+            waiting = asyncio.ensure_future(watch.wait(5))
+            await asyncio.sleep(0)
+            hub.begin_again(5)
+            assert await asyncio.wait_for(waiting, 1)
+            assert await asyncio.wait_for(late.wait(5), 1)
+            assert {code_of(watch.take), code_of(late.take)} == {"compacted"}
+
+    asyncio.run(work())
+
+
+def test_a_revision_of_a_state_that_began_again_is_reached_when_the_new_state_reaches_it() -> None:
+    async def work() -> None:
+        hub = WatchHub(5)
+        hub.begin_again(0)
+        waiting = asyncio.ensure_future(hub.reached(5, 5))
+        await asyncio.sleep(0)
+        hub.publish([event(4)], 4)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        hub.publish([event(5)], 5)
+        assert await waiting
+
+    asyncio.run(work())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
 
 from api.routes import OPERATIONS
 from api.service import ApiLimits
 from raftmeta.security.roles import ACTIONS
+from raftmeta.watch import WatchLimits
 from tests.support.fake_log import FakeMember
 from tests.unit.api.harness import BASE, DEPLOYMENT, JSON, MODEL, PUBLISH, Exchange, api, basis, manifest, run
 
@@ -117,6 +120,58 @@ def test_a_watch_ends_when_its_token_is_withdrawn() -> None:
                 del made.member.authorizer.tokens["secret-1"]
                 await watch.until(lambda seen: seen.complete)
             assert made.member.watch.watchers == 0
+
+    run(work())
+
+
+WATCH_OF_1 = ("/v1/watch", "from_revision=0&resource=versions", ((b"authorization", b"Bearer secret-1"),))
+
+
+def test_a_watch_judges_events_by_what_its_caller_is_now() -> None:
+    async def work() -> None:
+        async with api(with_tokens(), ApiLimits(bookmark_s=0.02)) as made, Exchange(made.application, *WATCH_OF_1) as watch:
+            authorizer = made.member.authorizer
+            await made.publish("1.0.0", 1, **bearer("secret-2"))
+            await watch.until(lambda seen: ("change", 1) in [message[:2] for message in seen.messages])
+            authorizer.denied = {("less", "read", "*")}
+            authorizer.tokens["secret-1"] = "less"
+            seen_until_now = len(watch.messages)
+            await watch.until(lambda seen: len(seen.messages) > seen_until_now + 1)  # the second bookmark after it
+            await made.publish("2.0.0", 2, **bearer("secret-2"))
+            await watch.until(lambda seen: ("bookmark", 2, {"revision": 2}) in seen.messages)
+            assert ("change", 2) not in [message[:2] for message in watch.messages]
+
+    run(work())
+
+
+def test_a_watch_ends_when_its_caller_may_watch_no_more() -> None:
+    async def work() -> None:
+        async with api(with_tokens(), ApiLimits(bookmark_s=0.02)) as made, Exchange(made.application, *WATCH_OF_1) as watch:
+            await watch.until(lambda seen: len(seen.messages) == 1)
+            made.member.authorizer.denied = {("ci", "watch", "*")}
+            await watch.until(lambda seen: seen.complete)
+
+    run(work())
+
+
+def test_a_watch_whose_token_is_withdrawn_ends_also_while_there_is_always_something_to_send() -> None:
+    """Its client reads slowly: whenever it took something, more is there."""
+
+    async def work() -> None:
+        async with (
+            api(FakeMember(WatchLimits(take_changes=1)), ApiLimits(bookmark_s=0.02)) as made,
+            Exchange(made.application, *WATCH_OF_1) as watch,
+        ):
+            made.member.authorizer.tokens = with_tokens().authorizer.tokens
+            await watch.until(lambda seen: len(seen.messages) == 1)
+            watch.blocked = asyncio.Event()
+            for number in range(9):
+                await made.publish(f"1.{number}", number, **bearer("secret-2"))
+            await asyncio.sleep(0.03)
+            del made.member.authorizer.tokens["secret-1"]
+            watch.blocked.set()
+            await watch.until(lambda seen: seen.complete)
+            assert len(watch.messages) < 5, "what it had taken already, and no more"
 
     run(work())
 

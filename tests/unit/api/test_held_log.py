@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from api.service import ApiLimits
+from raftmeta.core.commands import Activate
 from raftmeta.core.state import State
 from tests.support.fake_log import FakeLog, FakeMember
 from tests.unit.api.harness import DEPLOYMENT, MODEL, PUBLISH, Api, api, manifest, run
@@ -39,8 +40,8 @@ def test_a_write_and_a_read_end_although_the_log_is_held_up_and_a_retry_finds_th
 
 def begin_again(member: FakeMember) -> None:
     """As a member does that found itself wrong: another log, and a state that is made anew."""
-    member.watch.begin_again()
     member.log, member.state = FakeLog(member._published), State.empty()
+    member.watch.begin_again(0)
 
 
 async def meanwhile(made: Api, request: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
@@ -96,5 +97,35 @@ def test_a_write_whose_member_began_again_is_not_answered_as_if_it_had_been_undo
             send = made.client.post if path.endswith(":batch") else made.client.put
             reply = await meanwhile(made, send(MODEL + path if path else "/v1/deployments/search", json=body))
             assert code_of(reply) == (503, "revision_not_reached")
+
+    run(work())
+
+
+@pytest.mark.parametrize("path", [MODEL, MODEL + "?min_revision=2", MODEL + "?consistency=stale&min_revision=2"])
+def test_a_read_that_waits_when_a_majority_contradicts_its_member_is_not_answered_from_its_state(path: str) -> None:
+    async def work() -> None:
+        async with api() as made:
+            await made.publish()
+            made.member.log.switches.hold = "min_revision" not in path
+            asking = asyncio.create_task(made.client.get(path))
+            await asyncio.sleep(0.02)
+            made.member.unsound = "a majority of the members has another state"
+            made.member.log.release()
+            made.member.log.propose(Activate("none", "none", None, "none"), "key", "anonymous", 1.0)  # refused, at revision 2
+            status, code = code_of(await asking)
+            assert (status, code) in ((503, "starting"), (503, "revision_not_reached"))
+
+    run(work())
+
+
+def test_a_write_of_a_member_that_is_contradicted_meanwhile_is_not_answered_from_its_state_nor_as_if_it_had_been_undone() -> None:
+    async def work() -> None:
+        async with api() as made:
+            made.member.log.switches.hold = True
+            asking = asyncio.create_task(made.client.put(PUBLISH, json=BODY))
+            await asyncio.sleep(0.02)
+            made.member.unsound = "a majority of the members has another state"
+            made.member.log.release()
+            assert code_of(await asking) == (503, "revision_not_reached")
 
     run(work())

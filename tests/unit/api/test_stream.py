@@ -182,6 +182,61 @@ def test_an_installed_snapshot_ends_open_watches_with_compacted() -> None:
     run(work())
 
 
+def test_a_member_whose_state_stands_for_nothing_opens_no_watch_and_keeps_none() -> None:
+    async def work() -> None:
+        async with api(limits=SLOW) as made:
+            await made.publish()
+            async with Exchange(made.application, "/v1/watch", "from_revision=1") as watch:
+                await watch.until(lambda seen: len(seen.messages) == 1)
+                made.member.unsound = "a majority has another state"
+                made.member.watch.begin_again(1)
+                await watch.until(lambda seen: seen.complete)
+                assert watch.messages[-1][0] == "compacted", "what it was told may be wrong: it has to list again"
+            reply = await made.client.get("/v1/watch?from_revision=1")
+            assert (reply.status_code, reply.json()["code"]) == (503, "starting")
+            assert made.member.watch.watchers == 0
+
+    run(work())
+
+
+def test_a_watch_that_waits_for_its_revision_while_its_member_is_contradicted_is_not_opened() -> None:
+    async def work() -> None:
+        async with api(limits=ApiLimits(revision_wait_s=5)) as made:
+            opening = asyncio.create_task(made.client.get("/v1/watch?from_revision=1"))
+            await asyncio.sleep(0.02)
+            made.member.unsound = "a majority has another state"
+            made.member.watch.begin_again(0)
+            made.member.watch.publish([], 1)
+            reply = await opening
+            assert (reply.status_code, reply.json()["code"]) == (503, "revision_not_reached")
+            assert made.member.watch.watchers == 0
+
+    run(work())
+
+
+def test_a_member_that_is_contradicted_while_a_watch_is_opened_keeps_it_not() -> None:
+    class Contradicted(FakeMember):
+        """A majority contradicts it after the first look at it."""
+
+        looks = 0
+
+        @property
+        def unsound(self) -> str:  # type: ignore[override]
+            self.looks += 1
+            return "a majority has another state" if self.looks > 1 else ""
+
+        @unsound.setter
+        def unsound(self, value: str) -> None: ...
+
+    async def work() -> None:
+        async with api(Contradicted(), SLOW) as made:
+            reply = await made.client.get("/v1/watch")
+            assert (reply.status_code, reply.json()["code"]) == (503, "starting")
+            assert made.member.watch.watchers == 0
+
+    run(work())
+
+
 def test_a_watch_from_the_future_waits_a_bounded_time_and_then_asks_for_a_retry() -> None:
     async def work() -> None:
         async with api(limits=FAST) as made:

@@ -6,9 +6,11 @@ import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from api.server import Listen, make_server
@@ -55,6 +57,29 @@ def test_a_pair_that_cannot_be_used_leaves_the_former_one_in_force(tmp_path: Pat
         spoil(files.certificate)
         tls.refresh()
         assert serial_of(server, files.authority) == before
+
+
+class Between(ssl.SSLContext):
+    """The files are replaced after they were tried and before they are taken."""
+
+    replace: Callable[[], object] = staticmethod(lambda: None)
+
+    def load_cert_chain(self, *files: Any) -> None:  # type: ignore[override]
+        self.replace()
+        super().load_cert_chain(*files)
+
+
+def test_files_that_are_replaced_while_they_are_taken_leave_no_half_of_a_pair_in_force(tmp_path: Path) -> None:
+    made = TestAuthority(tmp_path)
+    files, other = made.agent("api"), made.agent("other")
+    tls = ServerTls(files.certificate, files.key)
+    tls.context = between = Between(ssl.PROTOCOL_TLS_SERVER)
+    made.agent("api")
+    new = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+    between.replace = lambda: files.certificate.write_bytes(other.certificate.read_bytes())  # type: ignore[method-assign]
+    tls.refresh()
+    with running(tls=tls) as server:
+        assert serial_of(server, files.authority) == new.serial_number
 
 
 def test_older_protocols_and_plain_text_are_turned_away(tmp_path: Path) -> None:

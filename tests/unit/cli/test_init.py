@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from cryptography import x509
 
 from node_agent.config import load as load_agent
 from raftmeta.cli.init import AGENT_OFFSET, InitOptions, free_ports, init_cluster, plan_cluster, run
+from raftmeta.cli.init_directory import working_directory
 from raftmeta.client.config import load as load_client
 from raftmeta.config import load as load_server
 from raftmeta.core.errors import RaftmetaError
@@ -242,3 +246,44 @@ def test_odd_directory_names_survive_the_files(tmp_path: Path) -> None:
     assert agent.token_file.exists()
     with pytest.raises(RaftmetaError, match="do not print"):
         run(tmp_path / "a\nb", ["a"])
+
+
+def test_of_two_at_once_the_slower_is_told_that_the_directory_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "cluster"
+    first = OsDisk.rename
+
+    def rename(self: OsDisk, source: Path, to: Path) -> None:
+        if to == target:
+            monkeypatch.setattr(OsDisk, "rename", first)
+            run(target, ["b"])  # takes its whole turn between the other's first look and its last step
+        first(self, source, to)
+
+    monkeypatch.setattr(OsDisk, "rename", rename)
+    with pytest.raises(RaftmetaError, match="exists already; init makes a new directory") as refused:
+        run(target, ["a"])
+    assert refused.value.code == "bad_field"
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster"]
+    assert (target / "b").exists() and not (target / "a").exists()
+
+
+def test_what_a_killed_one_left_is_removed_by_the_next_and_what_another_one_works_in_is_not(tmp_path: Path) -> None:
+    left, foreign = tmp_path / ".cluster.0123abcd.tmp", tmp_path / ".other.0123abcd.tmp"
+    for path in (left, foreign):
+        (path / "authority").mkdir(parents=True)
+        (path / "authority" / "ca.key").write_text("secret")
+    with working_directory(tmp_path / "cluster") as in_use:
+        run(tmp_path / "cluster", ["a"])
+        assert in_use.exists() and foreign.exists() and not left.exists()
+
+
+def test_a_signal_that_ends_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from pathlib import Path
+from raftmeta.cli import init
+init._write_member = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+init.run(Path(sys.argv[1]), ["a"])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "cluster")], capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert list(tmp_path.iterdir()) == []

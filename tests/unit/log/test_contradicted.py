@@ -60,6 +60,7 @@ def test_a_leader_that_a_majority_contradicts_leads_no_more_although_it_may_not_
         assert read_at(trio, now) == ["ok"]
     assert read_at(trio, wrong) == (["integrity"] if on else ["ok"])
     assert bool(wrong.replica.contradiction) is on
+    assert ("contradicted" in wrong.told) is on, "its watches end"
 
 
 def test_a_contradicted_member_votes_and_acknowledges_but_never_stands() -> None:

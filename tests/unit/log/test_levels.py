@@ -71,6 +71,20 @@ def test_a_leader_raises_no_level_that_was_forwarded_while_a_member_cannot_follo
     assert follower.replica.state.feature_level == 1
 
 
+def test_a_new_leader_that_may_not_know_yet_that_the_level_was_raised_refuses_nothing_for_good() -> None:
+    trio = Trio(features={"m1": 2, "m2": 2})
+    leader = trio.leader()
+    assert trio.write(leader, "1").code == "ok"
+    follower = next(box for box in trio.boxes.values() if box is not leader)
+    own_entry = leader.replica.engine._noop_index
+    leader.replica.engine._noop_index = own_entry + 1_000  # it has not applied what came before it
+    early = trio.propose(follower, CANCEL, "early")
+    assert trio.run(5.0, lambda: bool(early))
+    assert early[0].code == "no_leader", "to be asked again"
+    leader.replica.engine._noop_index = own_entry
+    assert asked(trio, follower, CANCEL, "late")[0] == "unsupported_command"
+
+
 def test_a_leader_lets_no_field_into_the_log_that_a_member_of_an_earlier_build_would_not_see() -> None:
     trio = Trio(features={"m1": 2, "m2": 2})
     leader = trio.leader()

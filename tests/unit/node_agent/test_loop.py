@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,19 @@ def test_a_compacted_watch_is_answered_by_a_list(scene: Scene) -> None:
 
         await scene.until(step)
         assert scene.plane.lists == 2
+
+    run(work)
+
+
+def test_a_member_that_says_compacted_again_and_again_is_listed_with_pauses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(loop_module, "RETRY_S", 0.1)
+        for _ in range(4):
+            scene.plane.fail_watch(RaftmetaError("compacted", "nothing is retained"))
+        began = time.monotonic()
+        scene.begin()
+        await scene.until(lambda: scene.plane.lists == 5)
+        assert time.monotonic() - began >= 4 * 0.1
 
     run(work)
 

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.security.tls import PeerTls, TlsFiles, peer_context
@@ -39,6 +40,19 @@ def test_a_key_of_another_certificate_and_rubbish_are_named(tmp_path: Path) -> N
     a.authority.write_bytes(b"rubbish")
     with pytest.raises(RaftmetaError, match=f"TLS authority {a.authority}"):
         PeerTls(a)
+
+
+def test_an_encrypted_key_that_is_put_in_place_is_refused_instead_of_asking_for_its_password(tmp_path: Path) -> None:
+    files = TestAuthority(tmp_path).member("a")
+    tls = PeerTls(files)
+    former = tls.client_context()
+    key = serialization.load_pem_private_key(files.key.read_bytes(), password=None)
+    encryption = serialization.BestAvailableEncryption(b"secret")
+    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
+    assert tls.client_context() is former
+    assert tls.reload_failures == 1
+    with pytest.raises(RaftmetaError, match=r"a\.key is encrypted"):
+        PeerTls(files)
 
 
 def test_a_replaced_certificate_is_used_for_the_next_connection_without_a_restart(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -201,6 +202,22 @@ def test_a_changed_file_takes_effect_and_a_broken_one_changes_nothing(path: Path
     assert authorizer.permits("oz", BODIES["activate"])
 
 
+def test_a_file_that_fails_in_a_way_nobody_foresaw_changes_nothing_and_is_told_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = Ticks(), []
+
+    def fail(text: str) -> None:
+        looks.append(text)
+        raise MemoryError
+
+    authorizer = Authorizer(path, clock)
+    monkeypatch.setattr(tomllib, "loads", fail)
+    path.write_text("other")
+    for _ in range(3):
+        clock.now += 1.1
+        assert authorizer.permits("oz", BODIES["activate"])
+    assert looks == ["other"]
+
+
 def test_a_principal_may_have_two_tokens_while_one_is_replaced(path: Path) -> None:
     other = new_token()
     path.write_text(principals_text(TOKENS) + principals_text({"ann": other}))
@@ -215,6 +232,7 @@ def test_a_principal_may_have_two_tokens_while_one_is_replaced(path: Path) -> No
         ("principal = 3", "1 to 4096"),
         ("x = 1\n" + principals_text({"ann": "t"}), "1 to 4096"),
         ("no toml", "cannot be read"),
+        ("x = " + "[" * 3_000, "cannot be read"),
         ("[[principal]]\nname = 'a'", "expected the strings name, role and token_sha256"),
         (principals_text({"ann": "t"}) + "extra = 1", "expected the strings name, role and token_sha256"),
         (principals_text({"a b": "t"}, {"a b": "admin"}), "visible ASCII"),
