@@ -127,6 +127,7 @@ class Work:
         """The state after everything that was done here."""
         base, ledger, serving = self.base, self.ledger, self._serving
         ledger.undo_log.clear()
+        ledger.unsettled.clear()  # each table settles itself when it is finished
         for key, record in self.outcomes.fresh():
             name = key.encode()
             leaf_bytes = b"".join((OUTCOME, lengths(len(name), len(record)), name, record))
