@@ -20,6 +20,7 @@ from raftmeta.core.manifest import Manifest, config_digest, tokenizer_digest
 
 LOOK_S = 1.0
 AGAIN_MS = 900_000  # between two words of which at most the times differ: each takes a place in the replicated log
+SOON_MS = 60_000  # until the first word of a boot is told again: one of the boot before that was held up may have come behind it
 REFUSED_MS = 60_000  # until a word that was refused is tried again: a feature level may be raised, a role may be given
 
 
@@ -54,6 +55,7 @@ class Told(NamedTuple):
     word: Mapping[str, Any]  # without its times
     at_ms: int  # of this node's monotonic clock
     again_ms: int  # when the same is due again
+    is_taken: bool  # by the members, this word or one before it in this boot
 
 
 class Teller:
@@ -100,10 +102,10 @@ class Teller:
             if error.info.error_class is ErrorClass.UNAVAILABLE:
                 return  # the next look tries again
             self._refuse(name, str(error))
-            self._told[name] = Told(word, now_ms, now_ms + REFUSED_MS)
+            self._told[name] = Told(word, now_ms, now_ms + REFUSED_MS, told is not None and told.is_taken)
             return
         self._refused.pop(name, None)
-        self._told[name] = Told(word, now_ms, now_ms + AGAIN_MS)
+        self._told[name] = Told(word, now_ms, now_ms + (AGAIN_MS if told is not None and told.is_taken else SOON_MS), True)
         log.info("evidence_told", deployment=name, version=word["version"], finding=word["finding"])
 
     def _refuse(self, name: str, why: str) -> None:

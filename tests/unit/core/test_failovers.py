@@ -237,6 +237,10 @@ def _bytes(made: World) -> bytes:
         ({}, ["node_silent"]),
         ({"b1": Heard("boot-1", 9_000, True)}, ["node_silent"]),
         ({"b1": Heard("boot-2", 9, False)}, ["node_restarted"]),
+        ({"b1": Heard("boot-1", 9, False, ready=False)}, ["node_not_ready"]),
+        ({"b1": Heard("boot-2", 9, False, ready=False)}, ["node_restarted", "node_not_ready"]),
+        ({"b1": Heard("boot-1", 9_000, True, ready=False)}, ["node_silent"]),
+        ({"a1": Heard("boot-1", 9, False, ready=False), "b1": Heard("boot-1", 9, False)}, []),
     ],
 )
 def test_a_member_adds_the_nodes_of_the_side_that_it_does_not_hear(heard: dict[str, Heard], codes: list[str]) -> None:
