@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from node_agent.beside import Beside, Store
 from node_agent.journal import DeploymentRecord
 from node_agent.runtime import log
 from node_agent.serving import Evidence
 from raftmeta.core.errors import ErrorClass, RaftmetaError
-from raftmeta.core.manifest import Manifest, config_digest, tokenizer_digest
 
 LOOK_S = 1.0
 AGAIN_MS = 900_000  # between two words of which at most the times differ: each takes a place in the replicated log
@@ -26,10 +26,6 @@ REFUSED_MS = 60_000  # until a word that was refused is tried again: a feature l
 
 class Plane(Protocol):
     async def record_evidence(self, node: str, evidence: Mapping[str, Any]) -> object: ...
-
-
-class Store(Protocol):
-    def manifest(self, checksum: str) -> Manifest | None: ...
 
 
 class Serving(Protocol):
@@ -60,10 +56,10 @@ class Told(NamedTuple):
 
 class Teller:
     def __init__(self, node: str, boot_id: str, store: Store, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._node, self._boot_id, self._store = node, boot_id, store
+        self._node, self._boot_id = node, boot_id
         self._clock_ns = clock_ns
         self._told: dict[str, Told] = {}  # by deployment
-        self._digests: dict[str, dict[str, str]] = {}  # of what versions carry beside their weights, by checksum
+        self._beside = Beside(store)
         self._refused: dict[str, str] = {}  # by deployment: why its last word was refused
 
     async def run(self, plane: Plane, tended: Callable[[], Mapping[str, Tended]], look_s: float = LOOK_S) -> None:
@@ -132,15 +128,9 @@ class Teller:
         }
 
     def _digests_of(self, checksum: str) -> dict[str, str]:
-        known = self._digests.get(checksum)
-        if known is None:
-            manifest = self._store.manifest(checksum)
-            if manifest is None:
-                return {}
-            if len(self._digests) > 100:
-                self._digests.clear()
-            known = self._digests[checksum] = {"config_digest": config_digest(manifest), "tokenizer_digest": tokenizer_digest(manifest)}
-        return known
+        """Of the files as they lie there now; none when the manifest is not there."""
+        found = self._beside.digests(checksum)
+        return {} if found is None else {"config_digest": found.config, "tokenizer_digest": found.tokenizer}
 
 
 def derived_digest(derived: Mapping[str, str]) -> str:
