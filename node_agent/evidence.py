@@ -12,23 +12,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from node_agent.beside import Beside, Store
 from node_agent.journal import DeploymentRecord
 from node_agent.runtime import log
 from node_agent.serving import Evidence
 from raftmeta.core.errors import ErrorClass, RaftmetaError
-from raftmeta.core.manifest import Manifest, config_digest, tokenizer_digest
 
 LOOK_S = 1.0
 AGAIN_MS = 900_000  # between two words of which at most the times differ: each takes a place in the replicated log
+SOON_MS = 60_000  # until the first word of a boot is told again: one of the boot before that was held up may have come behind it
 REFUSED_MS = 60_000  # until a word that was refused is tried again: a feature level may be raised, a role may be given
 
 
 class Plane(Protocol):
     async def record_evidence(self, node: str, evidence: Mapping[str, Any]) -> object: ...
-
-
-class Store(Protocol):
-    def manifest(self, checksum: str) -> Manifest | None: ...
 
 
 class Serving(Protocol):
@@ -54,14 +51,15 @@ class Told(NamedTuple):
     word: Mapping[str, Any]  # without its times
     at_ms: int  # of this node's monotonic clock
     again_ms: int  # when the same is due again
+    is_taken: bool  # by the members, this word or one before it in this boot
 
 
 class Teller:
     def __init__(self, node: str, boot_id: str, store: Store, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._node, self._boot_id, self._store = node, boot_id, store
+        self._node, self._boot_id = node, boot_id
         self._clock_ns = clock_ns
         self._told: dict[str, Told] = {}  # by deployment
-        self._digests: dict[str, dict[str, str]] = {}  # of what versions carry beside their weights, by checksum
+        self._beside = Beside(store)
         self._refused: dict[str, str] = {}  # by deployment: why its last word was refused
 
     async def run(self, plane: Plane, tended: Callable[[], Mapping[str, Tended]], look_s: float = LOOK_S) -> None:
@@ -100,10 +98,10 @@ class Teller:
             if error.info.error_class is ErrorClass.UNAVAILABLE:
                 return  # the next look tries again
             self._refuse(name, str(error))
-            self._told[name] = Told(word, now_ms, now_ms + REFUSED_MS)
+            self._told[name] = Told(word, now_ms, now_ms + REFUSED_MS, told is not None and told.is_taken)
             return
         self._refused.pop(name, None)
-        self._told[name] = Told(word, now_ms, now_ms + AGAIN_MS)
+        self._told[name] = Told(word, now_ms, now_ms + (AGAIN_MS if told is not None and told.is_taken else SOON_MS), True)
         log.info("evidence_told", deployment=name, version=word["version"], finding=word["finding"])
 
     def _refuse(self, name: str, why: str) -> None:
@@ -130,15 +128,9 @@ class Teller:
         }
 
     def _digests_of(self, checksum: str) -> dict[str, str]:
-        known = self._digests.get(checksum)
-        if known is None:
-            manifest = self._store.manifest(checksum)
-            if manifest is None:
-                return {}
-            if len(self._digests) > 100:
-                self._digests.clear()
-            known = self._digests[checksum] = {"config_digest": config_digest(manifest), "tokenizer_digest": tokenizer_digest(manifest)}
-        return known
+        """Of the files as they lie there now; none when the manifest is not there."""
+        found = self._beside.digests(checksum)
+        return {} if found is None else {"config_digest": found.config, "tokenizer_digest": found.tokenizer}
 
 
 def derived_digest(derived: Mapping[str, str]) -> str:

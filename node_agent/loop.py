@@ -263,15 +263,17 @@ class Loop:
         """Of which side this node is, and which one takes requests.
 
         Durable before anything else is done about an order: a node that may not answer must not, whatever its plan waits for, and whether
-        or not a member says what the order's version consists of.
+        or not a member says what the order's version consists of. What is of an order below one that was heard says nothing of the sides.
         """
         tender, own = self._tenders.get(item.name), item.side_of(self._facts.node)
         if tender is None:
             return
-        memory, decided = tender.remembered, item.decided_side
+        memory, decided, order = tender.remembered, item.decided_side, Order(self._desired.generation, item.order_revision)
+        if order < max(memory.record.serving_order, memory.record.fence):
+            return
         if memory.record.side is not own:
             memory.remember(side=own)
-        if memory.hear_serving_side(decided, Order(self._desired.generation, item.order_revision)):
+        if memory.hear_serving_side(decided, order):
             fenced = memory.record.fenced_by is not None
             log.warning("serving_side", deployment=item.name, serves="both" if decided is None else decided.value, fenced=fenced)
 

@@ -18,6 +18,7 @@ import msgspec
 
 from consistency import block_sidecar
 from consistency.vector import Words, pack_blocks
+from node_agent.beside import Beside
 from node_agent.device.port import SlotRecord
 from node_agent.messages import Fault, GetDigests, GetVector, GetVectors, Json, Reply
 from node_agent.report import NodeFacts
@@ -27,9 +28,6 @@ from node_agent.tend import Tender
 from node_agent.trouble import STEP_FAULTS
 from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import config_digest
-
-MAX_CONFIG_DIGESTS = 4_096  # of versions of this node that are remembered
 
 
 class Deployments(Protocol):
@@ -47,6 +45,7 @@ class _Seen(NamedTuple):
     vector_from: VectorFrom
     began_ns: int  # of the reading, by our clock
     reading: Reading | None  # None: an earlier one, of which the root alone is known
+    config_digest: str
 
 
 class VectorAnswers:
@@ -55,7 +54,7 @@ class VectorAnswers:
         self._facts = facts
         self._store = store
         self._clock_ns = clock_ns
-        self._config_digests: dict[str, str] = {}  # by checksum, which covers it
+        self._beside = Beside(store)
 
     async def answer(self, call: GetVector | GetVectors | GetDigests) -> Reply:
         match call:
@@ -84,7 +83,6 @@ class VectorAnswers:
                     faults[name] = {"code": "starting", "detail": f"{name}: no verified version serves right now"}
                 else:
                     looks.append((name, tender, seen))
-                    self._config_digest(seen.record.checksum)
             except STEP_FAULTS as cause:
                 faults[name] = {"code": "unreadable", "detail": f"{name}: {type(cause).__name__}: {cause}"[:1000]}
         body = {
@@ -175,12 +173,14 @@ class VectorAnswers:
             proven = tender.serving.proven()
             if proven is not None and proven.age_ms <= max_age_ms:
                 began_ns = self._clock_ns() - proven.age_ms * 1_000_000
-                return _Seen(proven.record, proven.slot, proven.epoch, proven.root, VectorFrom.MEMORY, began_ns, None)
+                digest = self._config_digest(proven.record.checksum)
+                return _Seen(proven.record, proven.slot, proven.epoch, proven.root, VectorFrom.MEMORY, began_ns, None, digest)
         began_ns = self._clock_ns()
         reading = tender.serving.vector()
         if reading is None:
             return None
-        return _Seen(reading.record, reading.slot, reading.epoch, reading.root, reading.vector_from, began_ns, reading)
+        digest = self._config_digest(reading.record.checksum)
+        return _Seen(reading.record, reading.slot, reading.epoch, reading.root, reading.vector_from, began_ns, reading, digest)
 
     def _vector(self, tender: Tender, seen: _Seen) -> dict[str, Any]:
         record = tender.remembered.record
@@ -193,7 +193,7 @@ class VectorAnswers:
             "epoch": seen.epoch,
             "vector_root": seen.root,
             "vector_from": seen.vector_from.value,
-            "config_digest": self._config_digest(seen.record.checksum),
+            "config_digest": seen.config_digest,
             "computed_at_ms": time.time_ns() // 1_000_000 - age_ms,
             "age_ms": age_ms,
             "lag_ms": record.lag_ms,
@@ -213,16 +213,9 @@ class VectorAnswers:
         }
 
     def _config_digest(self, checksum: str) -> str:
-        """ "" when the manifest is not there."""
-        known = self._config_digests.get(checksum)
-        if known is not None:
-            return known
-        manifest = self._store.manifest(checksum)
-        if manifest is None:
-            return ""
-        while len(self._config_digests) >= MAX_CONFIG_DIGESTS:
-            self._config_digests.pop(next(iter(self._config_digests)))
-        return self._config_digests.setdefault(checksum, config_digest(manifest))
+        """Of the files as they lie there now; "" when the manifest is not there. Blocks while files are read."""
+        found = self._beside.digests(checksum)
+        return "" if found is None else found.config
 
     def _until_ns(self, wait_s: float) -> int:
         """Memory is read only for who still waits for the answer."""

@@ -23,7 +23,7 @@ from raftmeta.core.state import State
 from raftmeta.core.types import SideName
 
 MAX_VERDICT_AGE_MS = 300_000  # by default
-UNKNOWN_TO_THE_LOG = frozenset({"node_silent", "node_restarted"})
+UNKNOWN_TO_THE_LOG = frozenset({"node_silent", "node_restarted", "node_not_ready"})
 
 
 async def preview(service: Service, call: Call) -> Reply:

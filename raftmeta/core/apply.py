@@ -123,12 +123,17 @@ def _first(work: Work, envelope: c.Envelope, handler: Handler, body: c.Body, dig
     work.principal = envelope.principal
     ledger = work.ledger
     ledger.revision += 1
+    if handler.bound_by_quota and ledger.unsettled:
+        ledger.settle()
     mark = work.mark()
     done = handler.run(work, body)
-    size_bytes = ledger.size_bytes
-    if handler.bound_by_quota and size_bytes > work.limits.quota_bytes and size_bytes > mark[1]:
-        detail = f"the state would have {size_bytes} bytes, the quota is {work.limits.quota_bytes}"
-        done = Refusal("quota_exceeded", detail)
+    if handler.bound_by_quota:
+        if ledger.unsettled:
+            ledger.settle()
+        size_bytes = ledger.size_bytes
+        if size_bytes > work.limits.quota_bytes and size_bytes > mark[1]:
+            detail = f"the state would have {size_bytes} bytes, the quota is {work.limits.quota_bytes}"
+            done = Refusal("quota_exceeded", detail)
     if isinstance(done, Refusal):
         work.undo(mark)
         outcome = Outcome(ledger.revision, done.code, done.detail[:MAX_STORED_DETAIL], done.result)

@@ -8,7 +8,7 @@ bytes. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from raftmeta.core.proof import Proof, Standing, decided, serves
@@ -52,7 +52,7 @@ class Scene(NamedTuple):
 
 
 OF_THE_VERDICT = ("verdict_missing", "verdict_not_consistent", "verdict_of_another_order", "verdict_of_other_nodes", "verdict_too_old")
-OF_THE_NODES = ("node_unproven", "node_serves_other_bytes", "node_silent", "node_restarted")
+OF_THE_NODES = ("node_unproven", "node_serves_other_bytes", "node_silent", "node_restarted", "node_not_ready")
 OF_THE_DEPLOYMENT = ("rollout_running", "side_absent", "side_serves_already", "serving_side_differs", "nothing_decided")
 CODES = (*OF_THE_DEPLOYMENT, *OF_THE_VERDICT, *OF_THE_NODES)
 
@@ -65,12 +65,18 @@ def reasons(scene: Scene, wanted: Wanted) -> list[Reason]:
     return found + list(_of_the_nodes(scene, wanted.to))
 
 
-def heard_reasons(proofs: Iterable[Proof], to: SideName) -> list[Reason]:
+def heard_reasons(proofs: Sequence[Proof], to: SideName) -> list[Reason]:
     """What a member adds that knows who is heard now."""
     silent = [proof.node for proof in proofs if proof.side is to and proof.standing is Standing.SILENT]
     restarted = [proof.node for proof in proofs if proof.side is to and proof.standing is Standing.RESTARTED]
+    unready = [
+        proof.node
+        for proof in proofs
+        if proof.side is to and proof.standing is not Standing.SILENT and proof.heard is not None and not proof.heard.ready
+    ]
     found = [_of_nodes("node_silent", "sent no heartbeat", silent)] if silent else []
-    return found + ([_of_nodes("node_restarted", "started anew since it said what it serves", restarted)] if restarted else [])
+    found += [_of_nodes("node_restarted", "started anew since it said what it serves", restarted)] if restarted else []
+    return found + ([_of_nodes("node_not_ready", "says that it is not ready to answer", unready)] if unready else [])
 
 
 def scene_of(state: State, deployment: Deployment, now_ms: int) -> Scene:

@@ -21,6 +21,7 @@ class Heard(NamedTuple):
     boot_id: str
     age_ms: int
     missing: bool
+    ready: bool = True  # for this deployment, as far as the heartbeat says; a fence of a fail-over does not change it
 
 
 class Standing(StrEnum):

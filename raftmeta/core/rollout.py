@@ -152,6 +152,13 @@ def _timeout_ms(phase: Phase, policy: Policy) -> int:
     return limit
 
 
+def attestation_of(rollout: Rollout, node: str) -> Attestation | None:
+    """What the node attested last."""
+    place = bisect_left(rollout.attestations, node, key=lambda attestation: attestation.node)
+    found = rollout.attestations[place : place + 1]
+    return found[0] if found and found[0].node == node else None
+
+
 def with_attestation(attestations: tuple[Attestation, ...], new: Attestation) -> tuple[Attestation, ...]:
     """Sorted by node, one per node: the new one replaces its node's."""
     place = bisect_left(attestations, new.node, key=lambda attestation: attestation.node)

@@ -1,13 +1,15 @@
 """The maps of the state as mutable tables, for the time of one batch.
 
-A table is a persistent map with the changes of the batch on top: a record is encoded once when it is put, and the map and the hash are
-brought up to date once, by `finish`. Every change is noted in the ledger with what stood there before, so that a refusal takes it back.
+A table is a persistent map with the changes of the batch on top. A record that is put is encoded when its size is asked for, by `settle`:
+before and after a command that the quota bounds, and at the end. So a rollout that a thousand nodes attest in one entry is encoded once.
+The map and the hash are brought up to date once, by `finish`. Every change is noted in the ledger with what stood there before, so that a
+refusal takes it back.
 """
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from rpds import HashTrieMap
@@ -25,34 +27,54 @@ class Undoable(Protocol):
     def undo(self, key: str, before: Any) -> None: ...
 
 
+class Unsettled(Protocol):
+    def settle(self) -> None: ...
+
+
 class Entry(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """A record with what the hash and the quota need of it, or the absence of one."""
 
     value: R | None
-    image: bytes  # what stands for it in the hash
-    size_bytes: int  # of key and value, for the quota
+    image: bytes  # what stands for it in the hash, b"" while it is not encoded
+    size_bytes: int  # of key and value, for the quota; UNKNOWN while it is not encoded
 
 
+UNKNOWN = -1
 ABSENT: Entry[Any] = Entry(None, b"", 0)
+
+
+class Before(NamedTuple, Generic[R]):
+    """What a change of a table takes back."""
+
+    entry: Entry[R] | None  # that the batch had put, None: the record of the state stood there
+    counted: int | None
+    is_open: bool
 
 
 class Ledger:
     """What all tables write to. It knows no table once a batch is over, so that a batch leaves no cycle for the collector."""
 
-    __slots__ = ("events", "hash_sum", "revision", "size_bytes", "undo_log")
+    __slots__ = ("events", "hash_sum", "revision", "size_bytes", "undo_log", "unsettled")
 
     def __init__(self, base: State) -> None:
         self.revision = base.revision
-        self.size_bytes = base.size_bytes
+        self.size_bytes = base.size_bytes  # right once everybody in `unsettled` has settled
+        self.unsettled: dict[Unsettled, None] = {}
         self.hash_sum = base.hash_sum
         self.events: list[Event] = []
         self.undo_log: list[tuple[Undoable, str, Any]] = []  # who takes it back, the key, what stood there
+
+    def settle(self) -> None:
+        """From here on `size_bytes` is right, until something is put again."""
+        for table in self.unsettled:
+            table.settle()
+        self.unsettled.clear()
 
 
 class Table(Generic[R]):
     """One map of the state with the changes of a batch on top."""
 
-    __slots__ = ("base", "changed", "count", "event", "kind", "ledger", "original")
+    __slots__ = ("base", "changed", "count", "counted", "event", "kind", "ledger", "open", "original")
 
     def __init__(self, ledger: Ledger, base: HashTrieMap[str, R], kind: bytes, event: str) -> None:
         self.ledger = ledger
@@ -62,6 +84,8 @@ class Table(Generic[R]):
         self.count = len(base)
         self.changed: dict[str, Entry[R]] = {}
         self.original: dict[str, Entry[R]] = {}  # what the state held of a changed key
+        self.counted: dict[str, int] = {}  # size that the ledger counts for a key, where it is not that of the state
+        self.open: dict[str, None] = {}  # keys whose size is not counted as it is now
 
     def get(self, key: str) -> R | None:
         entry = self.changed.get(key)
@@ -69,23 +93,42 @@ class Table(Generic[R]):
 
     def put(self, key: str, value: R) -> None:
         """Write a record, whether the key is there or not."""
-        self._replace(key, _entry(key, value), PUT)
+        self._replace(key, Entry(value, b"", UNKNOWN), PUT)
 
     def delete(self, key: str) -> None:
         """Remove a record that is there."""
         self._replace(key, ABSENT, DELETE)
 
-    def undo(self, key: str, before: Entry[R] | None) -> None:
+    def undo(self, key: str, before: Before[R]) -> None:
         """Take one change back; the ledger takes back the size."""
-        now = before or self._original(key)
-        self.count += (self.changed[key].value is None) - (now.value is None)
-        if before is None:
+        entry, counted, is_open = before
+        value = self.base.get(key) if entry is None else entry.value
+        self.count += (self.changed[key].value is None) - (value is None)
+        if entry is None:
             del self.changed[key]
         else:
-            self.changed[key] = before
+            self.changed[key] = entry
+        if counted is None:
+            self.counted.pop(key, None)
+        else:
+            self.counted[key] = counted
+        if not is_open:
+            self.open.pop(key, None)
+
+    def settle(self) -> None:
+        """Encode what was put since the last time, and count its size."""
+        for key in self.open:
+            entry = self.changed[key]
+            if entry.value is not None and entry.size_bytes == UNKNOWN:
+                entry = self.changed[key] = _entry(key, entry.value)
+            counted = self.counted.get(key)
+            self.ledger.size_bytes += entry.size_bytes - (self._original(key).size_bytes if counted is None else counted)
+            self.counted[key] = entry.size_bytes
+        self.open.clear()
 
     def finish(self) -> HashTrieMap[str, R]:
         """The new map; adds the change of the hash to the ledger."""
+        self.settle()
         written: dict[str, R] = {}
         total, kind, base = 0, self.kind, self.base
         for key, entry in self.changed.items():
@@ -102,12 +145,13 @@ class Table(Generic[R]):
 
     def _replace(self, key: str, entry: Entry[R], op: str) -> None:
         ledger, changed = self.ledger, self.changed.get(key)
-        ledger.undo_log.append((self, key, changed))
-        before = changed or self._original(key)
-        ledger.size_bytes += entry.size_bytes - before.size_bytes
+        ledger.undo_log.append((self, key, Before(changed, self.counted.get(key), key in self.open)))
+        before = self.base.get(key) if changed is None else changed.value
+        ledger.unsettled[self] = None
+        self.open[key] = None
         if self.event:
             ledger.events.append(Event(ledger.revision, self.event, key, op, entry.value))
-        self.count += (before.value is None) - (entry.value is None)
+        self.count += (before is None) - (entry.value is None)
         self.changed[key] = entry
 
     def _original(self, key: str) -> Entry[R]:

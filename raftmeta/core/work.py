@@ -17,6 +17,7 @@ from raftmeta.core.sequences import SortedKeys
 from raftmeta.core.state import DEPLOYMENT, EVIDENCE, MODULUS_MASK, OUTCOME, PAST, ROLLOUT, VERDICT, State, leaf, lengths
 from raftmeta.core.tables import Histories, Ledger, Table
 from raftmeta.core.types import Deployment, Evidence, Rollout, Verdict, VerdictHistory
+from raftmeta.core.usage import Usage
 
 
 class Serving:
@@ -40,8 +41,8 @@ class Work:
     """The working copy. The clock and the principal are those of the command at hand."""
 
     __slots__ = (
-        "_serving", "base", "catalog", "cluster_ms", "feature_level", "keys_after_ms", "ledger", "limits", "oldest_expires_ms", "outcomes",
-        "principal",
+        "_serving", "_usage", "base", "catalog", "cluster_ms", "feature_level", "keys_after_ms", "ledger", "limits", "oldest_expires_ms",
+        "outcomes", "principal",
     )  # fmt: skip
 
     def __init__(self, base: State) -> None:
@@ -56,6 +57,7 @@ class Work:
         self.catalog = Catalog(self.ledger, base)
         self.outcomes = Draft(base.outcomes)
         self._serving: Serving | None = None
+        self._usage: Usage | None = None
 
     @property
     def revision(self) -> int:
@@ -68,6 +70,13 @@ class Work:
         if self._serving is None:
             self._serving = Serving(self.ledger, self.base)
         return self._serving
+
+    @property
+    def usage(self) -> Usage:
+        """Who needs which version. Made when it is first asked for."""
+        if self._usage is None:
+            self._usage = Usage(self.base, self.ledger.events)
+        return self._usage
 
     @property
     def deployments(self) -> Table[Deployment]:
@@ -114,16 +123,11 @@ class Work:
         if self.outcomes.drop_oldest(key):
             self.ledger.hash_sum -= leaf(OUTCOME, key, record)
 
-    def all_deployments(self) -> list[Deployment]:
-        """In order of name, wherever the batch began."""
-        names = {*self.base.deployment_names, *self.deployments.changed}
-        found = (self.deployments.get(name) for name in sorted(names))
-        return [deployment for deployment in found if deployment is not None]
-
     def finish(self) -> State:
         """The state after everything that was done here."""
         base, ledger, serving = self.base, self.ledger, self._serving
         ledger.undo_log.clear()
+        ledger.unsettled.clear()  # each table settles itself when it is finished
         for key, record in self.outcomes.fresh():
             name = key.encode()
             leaf_bytes = b"".join((OUTCOME, lengths(len(name), len(record)), name, record))

@@ -11,7 +11,7 @@ import msgspec
 from raftmeta.core.commands import Attest
 from raftmeta.core.handlers.checks import MAX_DETAIL, SHOWN, Refusal, code_fault, int_fault, name_fault
 from raftmeta.core.handlers.rollouts import find_running
-from raftmeta.core.rollout import RANK, ROWS, sides, with_attestation
+from raftmeta.core.rollout import RANK, ROWS, attestation_of, side_of_node, with_attestation
 from raftmeta.core.state import MAX_INT
 from raftmeta.core.types import Attestation, Rollout, Stage, StageCounters
 from raftmeta.core.work import Work
@@ -26,7 +26,7 @@ def attest(work: Work, body: Attest) -> bytes | Refusal:
         return rollout
     deployment = work.deployments.get(rollout.deployment)
     assert deployment is not None, rollout.deployment
-    side = sides(deployment).get(body.node)
+    side = side_of_node(deployment, body.node)
     if side is not body.side:
         found = "belongs to neither side" if side is None else f"belongs to the {side} side, not to the {body.side} side"
         return Refusal("unknown_node", f"node {body.node!a} of deployment {deployment.name!a} {found}")
@@ -94,10 +94,10 @@ def _mismatch(rollout: Rollout, body: Attest, field: str, expected: str) -> Refu
 
 def _order_fault(rollout: Rollout, body: Attest) -> Refusal | None:
     """A failure ends it where it can end the rollout; after the decision a node may recover, or the switch would never end."""
+    before = attestation_of(rollout, body.node)
+    if before is None or before.boot_id != body.boot_id or body.stage is Stage.FAILED:
+        return None
     failure_is_final = ROWS[rollout.phase].abort_to is not None
-    for before in rollout.attestations:
-        if before.node != body.node or before.boot_id != body.boot_id or body.stage is Stage.FAILED:
-            continue
-        if RANK[before.stage] > RANK[body.stage] or (before.stage is Stage.FAILED and failure_is_final):
-            return Refusal("stale_attestation", f"node {body.node!a} attested {before.stage} before {body.stage} in the same boot")
+    if RANK[before.stage] > RANK[body.stage] or (before.stage is Stage.FAILED and failure_is_final):
+        return Refusal("stale_attestation", f"node {body.node!a} attested {before.stage} before {body.stage} in the same boot")
     return None

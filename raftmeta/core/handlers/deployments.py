@@ -1,7 +1,8 @@
 """Declaring deployments: which nodes of which zones serve a model under a name.
 
 A deployment may be declared again at any time, also while a rollout runs: the gates always look at the sides of the moment, so taking a
-dead node out is how an operator lets a decided switch end. Its model is fixed while it serves a version or a rollout runs.
+dead node out is how an operator lets a decided switch end. Its model is fixed while it serves a version or a rollout runs. Which side takes
+requests is decided by a fail-over, with its preconditions; once there was one, no declaration decides that by moving nodes.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def declare_deployment(work: Work, body: DeclareDeployment) -> bytes | Refusal:
     rollout = running_rollout(work, present)
     if present.model != body.model and (present.version or rollout is not None):
         return Refusal("deployment_model_fixed", f"deployment {body.name!a} belongs to model {present.model!a}, not {body.model!a}")
-    if layout.standby is None and present.serving_side is SideName.STANDBY:
-        return Refusal("side_serves", f"the standby side of deployment {body.name!a} serves; fail over to the primary side first")
+    fault = _serving_fault(present, layout)
+    if fault is not None:
+        return fault
     changed = msgspec.structs.replace(
         present,
         model=body.model,
@@ -58,6 +60,33 @@ def declare_deployment(work: Work, body: DeclareDeployment) -> bytes | Refusal:
     if rollout is not None:
         _forget_moved_nodes(work, rollout, changed)
     return b""
+
+
+def _serving_fault(present: Deployment, layout: _Layout) -> Refusal | None:
+    """After a fail-over no node changes sides, and somebody who served goes on serving.
+
+    One side answers then, and nodes hear of a change one after the other: two that change places both answer until the last one has
+    heard it, and nobody asked what the new one holds. A node may still be added beside those of the side that serves: a lost zone must
+    not keep the other one from growing, and the new node answers with nothing but the decided bytes.
+    """
+    if present.failover is None:
+        return None
+    serving, name = present.serving_side, present.name
+    if layout.standby is None and serving is SideName.STANDBY:
+        return Refusal("side_serves", f"the standby side of deployment {name!a} serves; fail over to the primary side first")
+    before, kept = sides(present), 0
+    for side, nodes in ((SideName.PRIMARY, layout.primary.nodes), (SideName.STANDBY, layout.standby.nodes if layout.standby else ())):
+        for node in nodes:
+            was = before.get(node, side)
+            if was is not side:
+                found = f"node {node!a} of deployment {name!a} is on the {was} side, the {serving} side serves"
+                expected = "a declaration moves no node between the sides after a fail-over; fail over, or take the node out first"
+                return Refusal("side_serves", f"{found}: {expected}")
+            kept += side is serving and node in before
+    if kept:
+        return None
+    found = f"the {serving} side of deployment {name!a} serves, and the declaration has none of its nodes"
+    return Refusal("side_serves", f"{found}: one has to stay; add others beside it, or fail over first")
 
 
 def running_rollout(work: Work, deployment: Deployment) -> Rollout | None:

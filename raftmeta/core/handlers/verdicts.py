@@ -1,8 +1,9 @@
 """Verdicts of consistency checks: the last one of each deployment with its report, those before it as a bounded history.
 
 A check takes a while, and its process may be slow, killed or one of several. So a verdict says what it was computed for, and is refused
-when the deployment got another order or other nodes since, or when a check that began later has spoken. Verdicts that say nothing of that
-are taken below feature level 2 only.
+when the deployment got another order or other nodes since, or when a check that began later has spoken. That a difference is gone is only
+believed of a check that began once it was recorded: what began before may have read before it. Verdicts that say nothing of all this are
+taken below feature level 2 only.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def record_check(work: Work, body: RecordCheck) -> bytes | Refusal:
     if fault is not None:
         return fault
     last = work.verdicts.get(body.deployment)
-    moved = _moved_on(work, deployment, body.basis) or _spoken_since(last, body.basis)
+    moved = _moved_on(work, deployment, body.basis) or _spoken_since(last, body)
     if moved:
         return Refusal("verdict_outdated", f"the verdict of deployment {deployment.name!a} is of {_shown(body.basis)}: {moved}")
     fault = _cover_fault(deployment, body) if body.verdict == CONSISTENT else None
@@ -93,9 +94,16 @@ def _moved_on(work: Work, deployment: Deployment, basis: Basis) -> str:
     return ""
 
 
-def _spoken_since(last: Verdict | None, basis: Basis) -> str:
-    """The verdict of a check that began later, "" when there is none."""
-    if last is None or last.basis is None or last.basis.started_revision <= basis.started_revision:
+def _spoken_since(last: Verdict | None, body: RecordCheck) -> str:
+    """The verdict that this one may not follow, "" when there is none.
+
+    Checks that began at the same revision may have read minutes apart, in either order: without writes it stays the same.
+    """
+    if last is None:
+        return ""
+    if body.verdict == CONSISTENT and last.verdict != CONSISTENT and body.basis.started_revision < last.revision:
+        return f"it was found {last.verdict}, recorded at revision {last.revision}, and this check began before that: check again"
+    if last.basis is None or last.basis.started_revision <= body.basis.started_revision:
         return ""
     return f"a check that began at revision {last.basis.started_revision} has found it {last.verdict}"
 

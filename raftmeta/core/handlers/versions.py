@@ -100,8 +100,9 @@ def _publish(work: Work, body: Publish) -> tuple[int, bool] | Refusal:
 
 def _user_of(work: Work, version: VersionRecord) -> str:
     """Who needs the version, "" if nobody does."""
-    for deployment in work.all_deployments():
-        if deployment.model != version.model:
+    for name in work.usage.candidates(version.model, version.label):
+        deployment = work.deployments.get(name)
+        if deployment is None or deployment.model != version.model:
             continue
         if deployment.version == version.label:
             return f"what deployment {deployment.name!a} serves"

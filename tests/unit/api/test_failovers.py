@@ -105,6 +105,27 @@ def test_silent_and_restarted_nodes_refuse_it_with_all_else_that_does_and_nothin
     run(work())
 
 
+def test_a_node_that_says_that_it_is_not_ready_refuses_it_before_anything_is_proposed() -> None:
+    async def work() -> None:
+        async with api() as made:
+            await serve(made)
+            summary = made.member.state.versions["encoder/1.0.0"].summary
+            shown = {"version": "1.0.0", "checksum": summary.checksum, "vector_root": summary.vector_root, "lag_ms": 1}
+            body = {**examples.HEARTBEAT_BODY, "node": "n2", "boot_id": "boot-1", "slots": []}
+            for ready, codes in ((False, ["node_not_ready"]), (True, [])):
+                said = body | {"deployments": {"search": {**shown, "ready": ready}}}
+                assert (await made.client.post("/v1/nodes/n2/heartbeat", json=said)).status_code == 200
+                seen = await preview(made)
+                assert ([reason["code"] for reason in seen["reasons"]], seen["allowed_with_force"]) == (codes, ready)
+                if not ready:
+                    proposed = len(made.member.log.proposed)
+                    assert (await over(made, force=True)).json()["reasons"] == codes
+                    assert len(made.member.log.proposed) == proposed
+            assert (await over(made)).status_code == 200
+
+    run(work())
+
+
 def test_a_repetition_is_answered_as_the_first_time_though_its_nodes_are_silent_by_then() -> None:
     async def work() -> None:
         async with api() as made:

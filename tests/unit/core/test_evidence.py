@@ -75,6 +75,17 @@ def test_evidence_that_cannot_be_is_refused_and_changes_nothing(changes: dict[st
     made.refused(code, evidence("a1", **changes) if "node" not in changes else msgspec.structs.replace(evidence(), **changes))
 
 
+def test_a_word_of_another_boot_that_obeyed_an_earlier_order_changes_nothing() -> None:
+    """Held up on its way, with a clock that says nothing across boots."""
+    made = world()
+    order = made.state.deployments["d"].order_revision
+    made.ok(evidence("a1", "1", boot_id="boot-2", order_revision=order, told_ms=5))
+    outcome = made.refused("stale_evidence", evidence("a1", "2", boot_id="boot-1", order_revision=order - 1, told_ms=9_000))
+    assert f"(0, {order})" in outcome.detail and f"(0, {order - 1})" in outcome.detail
+    made.ok(evidence("a1", "1", boot_id="boot-2", order_revision=order - 1, told_ms=6))
+    made.ok(evidence("a1", "1", boot_id="boot-3", order_revision=order, told_ms=1))
+
+
 @pytest.mark.parametrize(
     ("boot", "told_ms", "counts"), [("boot-1", 999, False), ("boot-1", 1_000, False), ("boot-1", 1_001, True), ("boot-2", 3, True)]
 )

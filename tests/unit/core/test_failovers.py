@@ -168,6 +168,54 @@ def test_the_standby_side_can_go_once_the_primary_serves_again() -> None:
     assert seen(made).standby is None
 
 
+MOVES = {
+    "swapped": (("b1",), ("a1", "a2")),
+    "swapped with strangers": (("b1",), ("x1",)),
+    "one node over to the side that serves": (("a1",), ("a2", "b1")),
+    "one node over to the side that does not serve": (("a1", "b2"), ("b1",)),
+    "strangers alone serve": (("a1", "a2"), ("x1", "x2")),
+}
+
+
+@pytest.mark.parametrize(("primary", "standby"), MOVES.values(), ids=list(MOVES))
+def test_no_declaration_decides_which_nodes_take_requests_after_a_failover(primary: tuple[str, ...], standby: tuple[str, ...]) -> None:
+    made = ready_world()
+    made.ok(declaration("d", "m", ("a1", "a2"), ("b1", "b2")))
+    prove(made, "a1", "a2", "b1", "b2")
+    made.ok(check(made.state))
+    before = made.state
+    made.ok(declaration("d", "m", primary, standby))
+    made.state = before
+    made.ok(over())
+    outcome = made.refused("side_serves", declaration("d", "m", primary, standby))
+    assert "the standby side" in outcome.detail and "fail over" in outcome.detail
+
+
+def test_after_the_way_back_no_node_changes_sides_either() -> None:
+    made = ready_world()
+    made.ok(over())
+    made.ok(over(PRIMARY, force=True))
+    made.refused("side_serves", declaration("d", "m", ("b1",), ("a1", "a2")))
+    made.refused("side_serves", declaration("d", "m", ("a1",), ("a2", "b1")))
+    made.refused("side_serves", declaration("d", "m", ("x1",), ("b1",)))
+    made.ok(declaration("d", "m", ("a1", "a2", "a3"), ("b1",)))
+
+
+def test_nodes_come_and_go_on_both_sides_after_a_failover() -> None:
+    """A lost zone is replaced and grown, one declaration after the other; a node that was taken out may come back on the other side."""
+    made = ready_world()
+    made.ok(over())
+    for primary, standby in [
+        (("a3",), ("b1",)),
+        (("a3", "a4"), ("b1", "b2")),
+        (("a3",), ("b2",)),
+        (("a3", "b1"), ("a4", "b2")),
+    ]:
+        made.ok(declaration("d", "m", primary, standby))
+        assert seen(made).serving_side is STANDBY
+    made.refused("side_serves", declaration("d", "m", ("a3",), ()))
+
+
 def test_a_deployment_without_a_failover_has_the_bytes_that_it_had() -> None:
     """Twelve fields, as builds of level 1 write them; all of them once there was one, also after the way back."""
     made = ready_world()
@@ -189,6 +237,10 @@ def _bytes(made: World) -> bytes:
         ({}, ["node_silent"]),
         ({"b1": Heard("boot-1", 9_000, True)}, ["node_silent"]),
         ({"b1": Heard("boot-2", 9, False)}, ["node_restarted"]),
+        ({"b1": Heard("boot-1", 9, False, ready=False)}, ["node_not_ready"]),
+        ({"b1": Heard("boot-2", 9, False, ready=False)}, ["node_restarted", "node_not_ready"]),
+        ({"b1": Heard("boot-1", 9_000, True, ready=False)}, ["node_silent"]),
+        ({"a1": Heard("boot-1", 9, False, ready=False), "b1": Heard("boot-1", 9, False)}, []),
     ],
 )
 def test_a_member_adds_the_nodes_of_the_side_that_it_does_not_hear(heard: dict[str, Heard], codes: list[str]) -> None:

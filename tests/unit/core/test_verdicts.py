@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as hs
 
 from raftmeta.core import commands as c
-from raftmeta.core.handlers.verdicts import MAX_PAST, MAX_PAST_BYTES, MAX_REPORT_BYTES, MAX_SUMMARY
+from raftmeta.core.handlers.verdicts import MAX_PAST, MAX_PAST_BYTES, MAX_REPORT_BYTES, MAX_SUMMARY, VERDICTS
 from raftmeta.core.state import encode_record
 from raftmeta.core.types import Phase, Policy, Verdict
 from tests.support.commands import World, check, declaration, serving_world, snapshot
@@ -72,6 +72,48 @@ def test_checks_that_overlap_are_recorded_in_the_order_in_which_they_began() -> 
     assert made.state.verdicts["d"].verdict == "diverged"
     made.ok(check(made.state, "consistent"))
     assert [past.verdict for past in made.state.past_verdicts["d"].items] == ["diverged"]
+
+
+@pytest.mark.parametrize("found", ["diverged", "incomplete"])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_what_was_found_wrong_is_found_right_only_by_a_check_that_began_after_it_was_recorded(found: str, passes: int) -> None:
+    """Both began at one revision, or one of them later but before the other one's verdict."""
+    made = world()
+    other = check(made.state, found)
+    for _ in range(passes):
+        made.do(c.RaiseFeatureLevel(2))
+    consistent = check(made.state)
+    made.do(c.RaiseFeatureLevel(2))
+    made.ok(other)
+    outcome = made.refused("verdict_outdated", consistent)
+    assert f"found {found}, recorded at revision {made.state.verdicts['d'].revision}" in outcome.detail
+    made.ok(check(made.state))
+
+
+def test_a_check_that_begins_at_the_revision_of_the_verdict_before_it_counts() -> None:
+    """What an operator does: a difference is found and recorded, mended, and checked again while nothing else is written."""
+    made = world()
+    for verdict in ("diverged", "incomplete", "consistent", "diverged", "consistent", "consistent"):
+        body = check(made.state, verdict)
+        assert body.basis.started_revision == made.state.revision
+        made.ok(body)
+    assert [past.verdict for past in made.state.past_verdicts["d"].items][-1] == "consistent"
+
+
+def test_a_later_incomplete_does_not_hide_what_was_found_before_it_from_an_earlier_check() -> None:
+    made = world()
+    begun = [check(made.state, verdict) for verdict in ("diverged", "incomplete", "consistent")]
+    made.ok(begun[0])
+    made.ok(begun[1])
+    made.refused("verdict_outdated", begun[2])
+
+
+def test_a_difference_found_by_an_earlier_check_still_counts_after_a_consistent_one_of_the_same_revision() -> None:
+    made = world()
+    begun = [check(made.state, verdict) for verdict in ("consistent", "consistent", "diverged")]
+    for body in begun:
+        made.ok(body)
+    assert made.state.verdicts["d"].verdict == "diverged"
 
 
 @pytest.mark.parametrize(("changes", "count"), [({"node_count": 2}, 2), ({"node_count": 0}, 0), ({"node_count": 4}, 4)])
@@ -177,15 +219,18 @@ def test_whenever_a_verdict_is_taken_its_deployment_is_as_it_was_when_the_check_
     newest = 0
     for place, (step, number) in enumerate(steps):
         if step == "begin":
-            begun.append((check(made.state), judged()))
+            begun.append((check(made.state, VERDICTS[number % 3]), judged()))
         elif step == "record" and begun:
             body, then = begun[number % len(begun)]
+            last = made.state.verdicts.get("d")
+            doubted = body.verdict == "consistent" and last is not None and last.verdict != "consistent"
             outcome = made.do(body)
             if outcome.code == "ok":
+                assert not doubted or (last is not None and body.basis.started_revision >= last.revision)
                 assert then == judged()
                 assert body.basis.started_revision >= newest
                 newest = body.basis.started_revision
-            else:
+            elif not doubted:
                 assert then != judged() or body.basis.started_revision < max(newest, made.state.deployments["d"].declared_revision)
         elif step == "switch":
             made.serve("2" if made.state.deployments["d"].version == "1" else "1", f"s{place}")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gc
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
+from raftmeta.core import commands as c
+from raftmeta.core.apply import apply_batch
 from raftmeta.core.commands import DeleteVersion
 from raftmeta.core.handlers.checks import result
 from raftmeta.core.handlers.versions import delete_version, publish
+from raftmeta.core.rollout import sides
 from raftmeta.core.state import State
-from raftmeta.core.types import Verdict
+from raftmeta.core.tables import UNKNOWN
+from raftmeta.core.types import Stage, Verdict
 from raftmeta.core.work import Work
-from tests.support.commands import check_state, publication, serving_world, snapshot
+from tests.support.commands import NOW_MS, attestation, check_state, declaration, publication, serving_world, snapshot
 from tests.support.state_hash import recompute_hash
 
 KEYS = ("d", "e", "f")
@@ -33,8 +38,9 @@ def seen(work: Work) -> tuple[object, ...]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps, steps, steps)
-def test_undo_takes_back_what_was_done_since_the_mark(before: list, kept: list, undone: list) -> None:  # type: ignore[type-arg]
+@given(steps, steps, steps, hs.booleans())
+def test_undo_takes_back_what_was_done_since_the_mark(before: list, kept: list, undone: list, settles: bool) -> None:  # type: ignore[type-arg]
+    """With a command that the quota bounds, sizes are settled before it and after it."""
     first = Work(State.empty())
     run(first, before)
     state = first.finish()
@@ -42,8 +48,12 @@ def test_undo_takes_back_what_was_done_since_the_mark(before: list, kept: list, 
     for each in (work, plain):
         each.mark()
         run(each, kept)
+    if settles:
+        work.ledger.settle()
     mark, expected = work.mark(), seen(work)
     run(work, undone)
+    if settles:
+        work.ledger.settle()
     work.ledger.revision += 3
     work.undo(mark)
     assert seen(work) == expected
@@ -128,3 +138,47 @@ def test_a_deletion_of_what_came_in_the_same_batch_can_be_taken_back() -> None:
     after = work.finish()
     check_state(after)
     assert [label for _, label, _ in after.versions_of("m")] == ["1", "2", "3"]
+
+
+def test_a_record_that_many_commands_of_an_entry_change_is_encoded_when_its_size_is_asked_for() -> None:
+    work = Work(State.empty())
+    for number in range(100):
+        work.mark()
+        work.verdicts.put("d", Verdict("d", "consistent", b"x" * number, "p", number, number))
+    entry = work.verdicts.changed["d"]
+    assert (entry.image, entry.size_bytes, work.ledger.size_bytes) == (b"", UNKNOWN, 0)
+    work.ledger.settle()
+    settled = work.verdicts.changed["d"]
+    assert settled.size_bytes == work.ledger.size_bytes == len(settled.image) + 1
+    work.ledger.settle()
+    assert work.verdicts.changed["d"] is settled
+    check_state(work.finish())
+
+
+def test_the_quota_counts_what_the_commands_before_it_in_the_entry_wrote() -> None:
+    """Attestations pass it and make the rollout larger; what is declared or published behind them then does not fit."""
+    world = serving_world()
+    world.start("1", "r1")
+    rollout = world.rollout("r1")
+    bodies: list[c.Body] = [attestation(rollout, node, side, Stage.PREPARED) for node, side in sides(world.state.deployments["d"]).items()]
+    bodies += [
+        publication("m", "3"),
+        declaration("e", "m"),
+        declaration("f", "m"),
+        c.AbortRollout("r1", "operator", "", ""),
+        declaration("g", "m"),
+    ]
+    payloads = [c.encode(c.Command(c.SCHEMA, f"k{place}", "p", "a", NOW_MS, body)) for place, body in enumerate(bodies)]
+    codes = set()
+    for room in range(0, 3_000, 60):
+        limits = msgspec.structs.replace(world.state.limits, quota_bytes=world.state.size_bytes + room)
+        first = state = msgspec.structs.replace(world.state, limits=limits)
+        outcomes = []
+        for payload in payloads:
+            state, (outcome,), _ = apply_batch(state, (payload,))
+            outcomes.append(outcome)
+        whole = apply_batch(first, payloads)
+        assert (list(whole.outcomes), whole.state.state_hash, whole.state.size_bytes) == (outcomes, state.state_hash, state.size_bytes)
+        check_state(whole.state)
+        codes.add(tuple(outcome.code for outcome in outcomes[3:6]))
+    assert len(codes) >= 3, codes

@@ -13,7 +13,7 @@ import pytest
 
 from api.schemas.bodies import EvidenceBody
 from node_agent.device.port import SlotRecord, SlotState
-from node_agent.evidence import AGAIN_MS, REFUSED_MS, Teller, derived_digest
+from node_agent.evidence import AGAIN_MS, REFUSED_MS, SOON_MS, Teller, derived_digest
 from node_agent.plan import Order
 from node_agent.serving import Evidence, VectorFrom
 from raftmeta.core.errors import RaftmetaError
@@ -34,6 +34,7 @@ class Scene:
         self.fault: RaftmetaError | None = None
         self.told: list[Mapping[str, Any]] = []
         self._manifest = manifest
+        self.directory = Path("/nonexistent")
         self.teller = Teller("n1", "boot-1", self, lambda: self.now_ms * 1_000_000)
         self.is_here = True
         self.manifest_fault: Exception | None = None
@@ -42,6 +43,9 @@ class Scene:
         if self.manifest_fault is not None:
             raise self.manifest_fault
         return self._manifest
+
+    def version_dir(self, checksum: str) -> Path:
+        return self.directory
 
     async def record_evidence(self, node: str, evidence: Mapping[str, Any]) -> None:
         assert node == "n1"
@@ -99,6 +103,7 @@ def test_the_same_is_told_again_only_now_and_then() -> None:
     scene.found = FOUND
     scene.look()
     scene.found = FOUND._replace(verified_age_ms=0)
+    assert scene.look(SOON_MS) == 1, "the first word of a boot, behind which one of the boot before it may have come"
     assert scene.look(AGAIN_MS - 1) == 0
     assert scene.look(1) == 1
     assert scene.told[-1]["verified_age_ms"] == 0
@@ -146,11 +151,23 @@ def test_a_deployment_that_left_and_came_back_is_told_anew() -> None:
 
 def test_what_a_version_carries_beside_its_weights_is_told_by_digest(tmp_path: Path) -> None:
     manifest = make_version(tmp_path / "v", "1.0.0", {"a": b"x" * 8}).manifest
+    (tmp_path / "v" / "w.safetensors").unlink()
     scene = Scene(manifest)
+    scene.directory = tmp_path / "v"
     scene.found = FOUND
     scene.look()
     assert scene.told[0]["config_digest"] == config_digest(manifest)
     assert scene.told[0]["tokenizer_digest"] == tokenizer_digest(manifest)
+    content = (tmp_path / "v" / "config.json").read_bytes()
+    (tmp_path / "v" / "config.json").write_bytes(content[::-1])
+    assert scene.look() == 1, "other bytes of the same size"
+    changed = scene.told[-1]["config_digest"]
+    (tmp_path / "v" / "extra.json").write_bytes(b"{}")
+    assert scene.look() == 1
+    assert len({config_digest(manifest), changed, scene.told[-1]["config_digest"]}) == 3
+    (tmp_path / "v" / "extra.json").unlink()
+    (tmp_path / "v" / "config.json").write_bytes(content)
+    assert scene.look() == 1 and scene.told[-1]["config_digest"] == config_digest(manifest)
 
 
 @pytest.mark.parametrize("fault", [OSError("no disk"), RaftmetaError("integrity", "damaged")])

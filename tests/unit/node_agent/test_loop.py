@@ -223,6 +223,40 @@ def test_a_failover_is_written_down_before_its_order_is_obeyed_and_the_version_s
     run(work)
 
 
+def test_what_is_of_an_order_below_the_one_that_was_heard_moves_a_node_to_no_side(scene: Scene) -> None:
+    """The node was on the standby side at order 9, and is fenced on the primary side since order 11."""
+
+    async def work() -> None:
+        decided = {"serving_side": "standby", "failover": {"to": "standby", "revision": 11}}
+        here, there = {"zone": "a", "nodes": ["n1"]}, {"zone": "b", "nodes": ["n2"]}
+        scene.plane.declare(version="1.0.0", order_revision=11, primary=here, standby=there, **decided)
+        scene.begin()
+        sides: list[SideName] = []  # once each of these orders was looked at
+
+        def tell(order: int, **fields: Any) -> None:
+            seen = scene.plane.declare(version="1.0.0", order_revision=order, primary=there, standby=here, **fields)
+            scene.plane.tell(Event("deployment", "search", "put", seen))
+
+        def step() -> bool:
+            record, tender = scene.memory.journal.record.deployments.get("search"), scene.loop.tenders.get("search")
+            if record is None or tender is None or tender.goal is None:
+                return False
+            if not sides and scene.serving() == "1.0.0":
+                sides.append(record.side)
+                tell(9)
+            elif len(sides) == 1 and tender.goal.order == Order(1, 9):
+                sides.append(record.side)
+                tell(11, **decided)
+            elif len(sides) == 2 and tender.goal.order == Order(1, 11):
+                sides.append(record.side)
+            return len(sides) == 3
+
+        await scene.until(step)
+        assert sides == [SideName.PRIMARY, SideName.PRIMARY, SideName.STANDBY]
+
+    run(work)
+
+
 def test_a_failover_is_heard_though_no_member_says_what_its_version_consists_of(scene: Scene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)

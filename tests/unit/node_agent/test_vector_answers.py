@@ -314,3 +314,21 @@ def test_a_call_that_is_cancelled_reads_no_further(node: Node) -> None:
                 await asyncio.sleep(0.005)
 
     run(work)
+
+
+def test_the_configuration_is_that_of_the_files_as_they_lie_there(node: Node) -> None:
+    async def work() -> None:
+        await node.scene.roll(None, 1)
+        published = config_digest(node.scene.versions["1.0.0"].manifest)
+        file = node.scene.memory.store.version_dir(node.scene.target(1).checksum) / "config.json"
+        before = file.read_bytes()
+        for max_age_ms in (None, 60_000):
+            file.chmod(0o640)
+            file.write_bytes(before[::-1])
+            assert (await node.all(max_age_ms=max_age_ms))["vectors"]["search"]["config_digest"] != published
+            file.write_bytes(before)
+            assert (await node.all(max_age_ms=max_age_ms))["vectors"]["search"]["config_digest"] == published
+        file.unlink()
+        assert (await node.all())["vectors"]["search"]["config_digest"] != published
+
+    run(work)
