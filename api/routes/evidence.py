@@ -41,7 +41,11 @@ async def record_evidence(service: Service, call: Call) -> Reply:
 def heard(service: Service, deployment: Deployment) -> dict[str, Heard]:
     """Its nodes that this member heard of. One that has just started hears of all within a few heartbeats; until then they are silent."""
     views = service.member.nodes.views_of(sides(deployment))
-    return {node: Heard(view.status.boot_id, view.age_ms, view.missing) for node, view in views.items()}
+    found = {}
+    for node, view in views.items():
+        serving = view.status.deployments.get(deployment.name)
+        found[node] = Heard(view.status.boot_id, view.age_ms, view.missing, serving is None or serving.ready)
+    return found
 
 
 OPERATIONS = (

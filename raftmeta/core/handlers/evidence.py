@@ -1,8 +1,10 @@
 """Evidence: which bytes a node says that it serves with, one record for each node of a deployment.
 
 A node speaks for the deployments that name it and of orders that were given. What it said later in the same boot stands: an earlier word
-that was held up on its way changes nothing. A node that leaves a deployment takes its record along; one that changes sides keeps it: what
-it said is of its memory.
+that was held up on its way changes nothing. Between boots the order tells, which a node obeys durably and never goes back from: a word of
+another boot and of a lower order is an earlier one. Of the same order nothing in the log tells which boot came first; a node therefore says
+it again soon after it started. A node that leaves a deployment takes its record along; one that changes sides keeps it: what it said is of
+its memory.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ def record_evidence(work: Work, body: RecordEvidence) -> bytes | Refusal:
     if before is not None and before.boot_id == body.boot_id and before.told_ms >= body.told_ms:
         detail = f"node {body.node!a} said something later in this boot, at {before.told_ms} ms of its clock; this is of {body.told_ms}"
         return Refusal("stale_evidence", detail)
+    order = (body.generation, body.order_revision)
+    if before is not None and before.boot_id != body.boot_id and order < (before.generation, before.order_revision):
+        said = f"node {body.node!a} said in another boot that it obeyed order {(before.generation, before.order_revision)}"
+        return Refusal("stale_evidence", f"{said}; this is of {order}, which is earlier")
     evidence = Evidence(
         **msgspec.structs.asdict(body),
         side=side,
