@@ -6,8 +6,8 @@ What a verdict was computed for comes beside its report or in it. Below feature 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from api import replies
 from api.json_body import Body
@@ -16,13 +16,15 @@ from api.schemas import answers, examples
 from api.schemas.bodies import MAX_REPORT_BYTES, BasisBody, VerdictBody, VerdictsBody
 from api.service import Rejected, Service
 from raftmeta.core import queries
+from raftmeta.core.apply import MAX_REQUEST_ID
 from raftmeta.core.commands import RecordCheck, RecordVerdict
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.handlers.verdicts import BASIS_LEVEL, MAX_SUMMARY
-from raftmeta.core.types import Basis
+from raftmeta.core.handlers.verdicts import MAX_SUMMARY
+from raftmeta.core.types import Basis, Outcome
 
 MAX_NUMBER = 1 << 53
 MAX_BATCH_BODY = 8 << 20
+LATER_FORM = "~2"  # behind a key whose verdict met a raise of the feature level on its way
 MAX_BATCH_KEY = 120  # characters, so that a dot and the number of an item find room
 
 
@@ -37,46 +39,120 @@ async def get_consistency(service: Service, call: Call) -> Reply:
 
 
 async def record_verdict(service: Service, call: Call) -> Reply:
-    outcome = await service.propose(call, _command(service, call.body))
+    forms = _forms(call.body)
+    outcome = await _record(service, call, call.key, forms, await _takes_basis(service, (forms,)))
     return replies.done(outcome.revision, {"revision": outcome.revision}, repeated=outcome.repeated)
 
 
 async def record_verdicts(service: Service, call: Call) -> Reply:
     """Every item is a command of its own, and is judged for itself; the request has no answer before all have one.
 
-    Their keys derive from the request's, so that who repeats it after any error records no verdict twice.
+    Their keys derive from the request's, so that who repeats it after any error records no verdict twice. Raises RaftmetaError
+    unknown_outcome when some have no answer, unless the log refused all of them alike.
     """
     if len(call.key) > MAX_BATCH_KEY:
         raise RaftmetaError("bad_field", f"the idempotency key of a batch has {len(call.key)} characters, the limit is {MAX_BATCH_KEY}")
-    commands = await service.compute(call.size_bytes, lambda: [_command(service, item) for item in call.body.items])
-    tasks: list[asyncio.Task[answers.Judged]] = []
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks += [group.create_task(_judged(service, call, f"{call.key}.{at}", command)) for at, command in enumerate(commands)]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed  # the first one; whoever repeats the request hears of the others
-    items = tuple(task.result() for task in tasks)
+    made = await service.compute(call.size_bytes, lambda: [_forms_or_fault(item) for item in call.body.items])
+    takes_basis = await _takes_basis(service, [forms for forms in made if isinstance(forms, _Forms)])
+    work = [_judged(service, call, f"{call.key}.{at}", forms, takes_basis) for at, forms in enumerate(made)]
+    judged = await asyncio.gather(*work, return_exceptions=True)  # all of them: one that is given up may be recorded yet
+    items = tuple(item for item in judged if isinstance(item, answers.Judged))
+    faults = [item for item in judged if isinstance(item, BaseException)]
+    if faults:
+        raise _open_fault(faults, len(judged)) from faults[0]
     return replies.done(max(item.revision for item in items), answers.JudgedItems(items))
 
 
-async def _judged(service: Service, call: Call, key: str, command: RecordVerdict | RecordCheck) -> answers.Judged:
+def _open_fault(faults: Sequence[BaseException], n_items: int) -> BaseException:
+    """What a batch is answered some of whose items have no answer."""
+    first = faults[0]
+    for fault in faults:
+        if not isinstance(fault, RaftmetaError):
+            return fault
+    assert isinstance(first, RaftmetaError)
+    codes = {fault.code for fault in faults if isinstance(fault, RaftmetaError)}
+    if len(faults) == n_items and len(codes) == 1 and first.code != "revision_not_reached":
+        return first
+    told = f"{len(faults)} of {n_items} verdicts have no answer, repeat the request with its key; the first of them: {first}"
+    return RaftmetaError("unknown_outcome", told)
+
+
+async def _judged(service: Service, call: Call, key: str, forms: _Forms | RaftmetaError, takes_basis: bool) -> answers.Judged:
+    if isinstance(forms, RaftmetaError):
+        return answers.Judged(service.member.state.revision, forms.code, forms.detail)
     try:
-        outcome = await service.propose(call, command, key)
+        outcome = await _record(service, call, key, forms, takes_basis)
     except Rejected as rejected:
         return answers.Judged(rejected.revision, rejected.code, rejected.detail)
     return answers.Judged(outcome.revision)
 
 
-def _command(service: Service, body: VerdictBody) -> RecordVerdict | RecordCheck:
+class _Forms(NamedTuple):
+    """A verdict as a command: as it is kept below BASIS_LEVEL, and from there on, None when it does not say what it was computed for."""
+
+    plain: RecordVerdict
+    based: RecordCheck | None
+
+
+async def _takes_basis(service: Service, forms: Sequence[_Forms]) -> bool:
+    """Whether the cluster's level takes the form with a basis; asked behind a barrier where this member's own is lower."""
+    based = next((each.based for each in forms if each.based is not None), None)
+    if based is None:
+        return False
+    try:
+        await service.require_level(based)
+    except RaftmetaError as fault:
+        if fault.code != "unsupported_command":
+            raise
+        return False
+    return True
+
+
+async def _record(service: Service, call: Call, key: str, forms: _Forms, takes_basis: bool) -> Outcome:
+    """The outcome of the verdict, in whichever form its key has one. Raises Rejected, or what the log raises.
+
+    The level may be raised between two requests with one key, or while one is on its way: a key that is known with another body is looked
+    up in the other form, and a form that came too late is followed by the other, under a key of its own that a repetition finds again.
+    """
+    if forms.based is None:
+        return await service.propose(call, forms.plain, key)
+    if takes_basis:
+        try:
+            return await service.propose(call, forms.based, key)
+        except Rejected as other_body:
+            if other_body.code != "idempotency_reused":
+                raise
+            reused = other_body
+    else:
+        reused = None
+    try:
+        return await service.propose(call, forms.plain, key)
+    except Rejected as refused:
+        if reused is not None and not refused.repeated:  # known with neither form of this verdict
+            raise reused from refused
+        if refused.code != "bad_field" or len(key) + len(LATER_FORM) > MAX_REQUEST_ID:
+            raise
+    await service.require_level(forms.based)  # this member may not have applied the raise that its verdict met
+    return await service.propose(call, forms.based, key + LATER_FORM)
+
+
+def _forms_or_fault(body: VerdictBody) -> _Forms | RaftmetaError:
+    try:
+        return _forms(body)
+    except RaftmetaError as fault:
+        return fault
+
+
+def _forms(body: VerdictBody) -> _Forms:
     """Raises RaftmetaError bad_field for a report that is too long."""
     report = replies.encode(body.report)
     if len(report) > MAX_REPORT_BYTES:
         told = f"the report of {body.deployment!r} has {len(report)} bytes as compact JSON, the limit is {MAX_REPORT_BYTES}"
         raise RaftmetaError("bad_field", told)
-    basis = basis_of(body)
-    if basis is None or service.member.state.feature_level < BASIS_LEVEL:
-        return RecordVerdict(body.deployment, body.verdict, report)
-    return RecordCheck(body.deployment, body.verdict, body.summary or summary_of(body.report), report, basis)
+    plain, basis = RecordVerdict(body.deployment, body.verdict, report), basis_of(body)
+    if basis is None:
+        return _Forms(plain, None)
+    return _Forms(plain, RecordCheck(body.deployment, body.verdict, body.summary or summary_of(body.report), report, basis))
 
 
 def basis_of(body: VerdictBody) -> Basis | None:
