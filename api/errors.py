@@ -34,7 +34,10 @@ def problem(code: str, detail: str, **params: Any) -> dict[str, Any]:
 
 
 def to_reply(error: RaftmetaError, revision: int = -1) -> Reply:
-    """The error as a reply. Retry-After stands on everything that is worth the same request again."""
+    """The error as a reply. Retry-After stands on everything that is worth the same request again.
+
+    `revision` of a command that was judged, which is said: other refusals say nothing of what an earlier request with its key did.
+    """
     info = error.info
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if info.error_class is ErrorClass.UNAVAILABLE or error.code in _RETRYABLE_CAPACITY:
@@ -43,6 +46,8 @@ def to_reply(error: RaftmetaError, revision: int = -1) -> Reply:
         headers = ((b"www-authenticate", b"Bearer"),)
     elif error.code == "body_too_large":
         headers = ((b"connection", b"close"),)  # the rest of the body is not read
+    if revision >= 0:
+        headers += ((b"x-raftmeta-judged", b"true"),)
     return Reply(
         status=info.status,
         body=_encode(problem(error.code, error.detail, **error.params)),

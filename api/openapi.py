@@ -151,7 +151,7 @@ def _problem_answer(codes: list[str]) -> dict[str, Any]:
     examples = {code: {"$ref": f"#/components/examples/{code}"} for code in codes}
     return {
         "description": "; ".join(f"`{code}`: {CODES[code].title}" for code in codes),
-        "headers": _HEADERS,
+        "headers": _PROBLEM_HEADERS,
         "content": {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}, "examples": examples}},
     }
 
@@ -178,7 +178,9 @@ _HEADERS = {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Raftm
 _HEADER_COMPONENTS = {
     "X-Raftmeta-Revision": {"schema": {"type": "integer"}, "description": "Revision that the reply was served at, or of the outcome"},
     "X-Raftmeta-Generation": {"schema": {"type": "integer"}, "description": "Rises at every forced recovery"},
+    "X-Raftmeta-Judged": {"schema": {"const": "true"}, "description": "The refusal is the outcome of the command itself"},
 }
+_PROBLEM_HEADERS = _HEADERS | {"X-Raftmeta-Judged": {"$ref": "#/components/headers/X-Raftmeta-Judged"}}
 
 
 def _portable(value: Any) -> Any:

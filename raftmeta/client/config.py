@@ -56,7 +56,7 @@ def load(path: Path) -> Connection:
     """The connection of a client.toml. Raises RaftmetaError `bad_field` that lists every fault."""
     try:
         values = tomllib.loads(_read(path, "client configuration"))
-    except tomllib.TOMLDecodeError as cause:
+    except (tomllib.TOMLDecodeError, RecursionError) as cause:
         raise RaftmetaError("bad_field", f"{path} is no TOML: {cause}") from cause
     faults = [f"{name!r} is no setting (known: {', '.join(_FIELDS)})" for name in values if name not in _FIELDS]
     urls = values.get("urls", [DEFAULT_URL])

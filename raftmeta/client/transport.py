@@ -2,7 +2,7 @@
 
 The member that answered last is asked first. A mutation keeps its idempotency key over all attempts, so repeating it is safe whatever
 became of the earlier ones; the error that ends a call says whether it may still have been applied. Retried are lost connections and the
-codes of class `unavailable`; everything else is the caller's to decide.
+codes of class `unavailable`; of a member's own trouble the others are asked; everything else is the caller's to decide.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from pathlib import Path
 import httpx
 
 from raftmeta import strict_json
-from raftmeta.client import backoff, problem
+from raftmeta.client import backoff, course, problem
+from raftmeta.client.course import Course, Failure, Standing
 from raftmeta.client.values import Reply, idempotency_key
 from raftmeta.core.errors import RaftmetaError
 
 MAX_PROBLEM_BYTES = 1 << 20
 MAX_CONNECTIONS = 100
-_MAYBE_APPLIED = frozenset({"unknown_outcome", "revision_not_reached"})  # the second: applied, this member has not seen it yet
+JUDGED = "x-raftmeta-judged"  # on a refusal that is the outcome of the command itself
+# All that httpx raises for a request that got no whole answer; a redirect to what is no URL and a stream that ended early are none of its
+# TransportErrors.
+_BROKEN = (httpx.RequestError, httpx.InvalidURL, httpx.StreamError)
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -61,17 +65,6 @@ class Request:
     key: str = ""  # idempotency key; a mutation without one gets one
 
 
-class _Failure(Exception):
-    """An attempt that may be repeated."""
-
-    def __init__(self, error: RaftmetaError, *, maybe_applied: bool, pause_s: float = 0.0, hopeless: bool = False) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.maybe_applied = maybe_applied
-        self.pause_s = pause_s
-        self.hopeless = hopeless  # this member will fail the same way again
-
-
 class Transport:
     """Sends requests to whichever member answers."""
 
@@ -81,7 +74,8 @@ class Transport:
             raise RaftmetaError("bad_field", "urls is empty, expected the address of at least one member")
         self.options = options
         self._current = 0
-        headers = {"accept": "application/json", "user-agent": "raftmeta-client"}
+        # a body of 2 KiB may decode to gigabytes, so an encoded one is neither asked for nor read
+        headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "raftmeta-client"}
         if options.token:
             headers["authorization"] = f"Bearer {options.token}"
         self._http = httpx.AsyncClient(
@@ -109,24 +103,20 @@ class Transport:
         """The reply of the first member that answers for good. Raises RaftmetaError with the server's code, or the last one's."""
         timing = self.options.timing
         deadline = timing.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
-        key = request.key
-        if not key and request.method != "GET":
+        key, is_mutation = request.key, request.method != "GET"
+        if not key and is_mutation:
             key = idempotency_key(timing.now_ms())
-        attempts, maybe_applied = 0, False
-        hopeless: set[str] = set()
+        told = Course(len(self.urls))
         while True:
             url = self.current_url
             try:
-                return await self._attempt(url, request, key, deadline)
-            except _Failure as failure:
-                attempts += 1
-                maybe_applied = maybe_applied or failure.maybe_applied
-                if failure.hopeless:
-                    hopeless.add(url)
+                return await self._attempt(url, request, key, deadline, is_mutation and told.maybe_applied)
+            except Failure as failure:
+                told.failed(url, failure)
                 self.rotate(url)
-                pause_s = self._pause_s(attempts, failure)
-                if len(hopeless) == len(self.urls) or timing.monotonic() + pause_s >= deadline:
-                    raise _final(failure.error, request, maybe_applied, attempts) from failure
+                pause_s = self._pause_s(told.attempts, failure)
+                if told.over or timing.monotonic() + pause_s >= deadline:
+                    raise told.error(failure.error, is_mutation) from failure
                 if self.options.on_retry:
                     self.options.on_retry(f"{url}: {failure.error.detail}")
             if pause_s:
@@ -134,7 +124,10 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, url: str, request: Request, idle_timeout_s: float) -> AsyncIterator[httpx.Response]:
-        """An open reply from one member, no retries. Raises RaftmetaError, also for what breaks while it is read."""
+        """An open reply from one member, no retries.
+
+        Raises RaftmetaError for a refusal, Failure for what another member may do better, also for what breaks while it is read.
+        """
         connect_s = self.options.policy.connect_timeout_s
         try:
             async with self._http.stream(
@@ -144,13 +137,23 @@ class Transport:
                 headers={"accept": "text/event-stream"},
                 timeout=httpx.Timeout(idle_timeout_s, connect=connect_s),
             ) as response:
-                if response.status_code != 200:
-                    raise problem.to_error(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
+                await self._check_stream(response)
                 yield response
-        except httpx.TransportError as cause:
-            raise RaftmetaError("no_quorum", f"{url} did not answer: {_reason(cause, idle_timeout_s)}") from cause
+        except _BROKEN as cause:
+            error = RaftmetaError("no_quorum", f"{url} did not answer: {_reason(cause, idle_timeout_s)}")
+            raise Failure(error, Standing.AWAY, maybe_applied=False) from cause
 
-    def _pause_s(self, attempts: int, failure: _Failure) -> float:
+    async def _check_stream(self, response: httpx.Response) -> None:
+        try:
+            if response.status_code == 200:
+                _refuse_encoded(response)
+                return
+            error = problem.to_error(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
+        except RaftmetaError as unreadable:
+            raise Failure(unreadable, Standing.USELESS, maybe_applied=False) from unreadable
+        raise self._refusal(response, error, maybe_applied=False)
+
+    def _pause_s(self, attempts: int, failure: Failure) -> float:
         """No pause while members are left to try in this round."""
         rounds, position = divmod(attempts, len(self.urls))
         if position:
@@ -158,22 +161,23 @@ class Transport:
         options = self.options
         return max(failure.pause_s, backoff.wait_s(options.policy, rounds - 1, options.timing.draw()))
 
-    async def _attempt(self, url: str, request: Request, key: str, deadline: float) -> Reply:
+    async def _attempt(self, url: str, request: Request, key: str, deadline: float, maybe_applied: bool) -> Reply:
+        """`maybe_applied`: an earlier attempt may have been."""
         policy = self.options.policy
         limit_s = max(0.001, min(policy.attempt_timeout_s, deadline - self.options.timing.monotonic()))
         try:
             async with asyncio.timeout(limit_s):
-                return await self._send(url, request, key, limit_s)
-        except (httpx.TransportError, TimeoutError) as cause:
+                return await self._send(url, request, key, limit_s, maybe_applied)
+        except (*_BROKEN, TimeoutError) as cause:
             sent = not isinstance(cause, _NEVER_SENT)
             code = "unknown_outcome" if sent and request.method != "GET" else "no_quorum"
             untrusted = _certificate_fault(cause)
             if untrusted:
                 code = "unauthenticated"
             error = RaftmetaError(code, f"{url} did not answer: {untrusted or _reason(cause, limit_s)}")
-            raise _Failure(error, maybe_applied=sent, hopeless=bool(untrusted)) from cause
+            raise Failure(error, Standing.UNTRUSTED if untrusted else Standing.AWAY, maybe_applied=sent) from cause
 
-    async def _send(self, url: str, request: Request, key: str, limit_s: float) -> Reply:
+    async def _send(self, url: str, request: Request, key: str, limit_s: float, maybe_applied: bool) -> Reply:
         policy = self.options.policy
         headers = {}
         if request.body is not None:
@@ -188,16 +192,31 @@ class Transport:
             headers=headers,
             timeout=httpx.Timeout(limit_s, connect=min(limit_s, policy.connect_timeout_s)),
         ) as response:
-            if response.is_success:
-                return _to_reply(response, await _read(response, strict_json.MAX_BYTES), key)
-            error = problem.to_error(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
-            if error.code not in backoff.RETRIED:
-                raise error
-            pause_s = backoff.asked_wait_s(policy, error.code, response.headers.get("retry-after"))
-            raise _Failure(error, maybe_applied=error.code in _MAYBE_APPLIED, pause_s=pause_s)
+            try:
+                if response.is_success:
+                    return _to_reply(response, await _read(response, strict_json.MAX_BYTES), key)
+                error = problem.to_error(response.status_code, await _read(response, MAX_PROBLEM_BYTES))
+            except RaftmetaError as unreadable:  # whatever it was, the request had arrived
+                raise Failure(unreadable, Standing.USELESS, maybe_applied=True) from unreadable
+            raise self._refusal(response, error, maybe_applied)
+
+    def _refusal(self, response: httpx.Response, error: RaftmetaError, maybe_applied: bool) -> Exception:
+        """What to raise for an answer that is no success: the error itself where it is the last word."""
+        applied = course.may_be_applied(error.code)
+        if error.code in backoff.RETRIED:
+            pause_s = backoff.asked_wait_s(self.options.policy, error.code, response.headers.get("retry-after"))
+            return Failure(error, Standing.BUSY, maybe_applied=applied, pause_s=pause_s)
+        judged = course.is_judgement(error, JUDGED in response.headers)
+        if not judged and (maybe_applied or error.code in course.OWN_TROUBLE):
+            return Failure(error, Standing.USELESS, maybe_applied=applied)
+        return error
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:
+    """The whole body. Raises RaftmetaError body_too_large, bad_json for one that is encoded."""
+    _refuse_encoded(response)
+    if header_number(response, "content-length") > limit:
+        raise RaftmetaError("body_too_large", f"the reply of {response.url} announces more than {limit} bytes")
     parts, size = [], 0
     async for part in response.aiter_bytes():
         size += len(part)
@@ -205,6 +224,12 @@ async def _read(response: httpx.Response, limit: int) -> bytes:
             raise RaftmetaError("body_too_large", f"the reply of {response.url} exceeds {limit} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _refuse_encoded(response: httpx.Response) -> None:
+    coding = response.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise RaftmetaError("bad_json", f"the reply of {response.url} is encoded as {coding[:40]!r}, expected as it is, as was asked for")
 
 
 def _to_reply(response: httpx.Response, body: bytes, key: str) -> Reply:
@@ -222,16 +247,6 @@ def header_number(response: httpx.Response, name: str) -> int:
     """The number in a header, 0 when it is missing or none: the field informs, it decides nothing."""
     text = response.headers.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-
-
-def _final(error: RaftmetaError, request: Request, maybe_applied: bool, attempts: int) -> RaftmetaError:
-    """The last error, but never one that calls a mutation not applied after an attempt that may have been."""
-    detail = f"{error.detail} (after {attempts} attempts)"
-    if request.method != "GET" and maybe_applied:
-        return RaftmetaError("unknown_outcome", detail, **error.params)
-    if request.method != "GET" and error.code == "no_quorum":
-        return RaftmetaError("not_applied", detail, **error.params)
-    return RaftmetaError(error.code, detail, **error.params)
 
 
 def _checked_url(url: str) -> str:

@@ -2,18 +2,20 @@
 
 It yields one Change per revision and the server's bookmarks, never a revision twice and never one out of order. It ends only with an error
 that the caller must act on: `compacted` (list again, then watch from the list's revision), also after a forced recovery, whose generation
-makes old positions meaningless; or the code of a refused request. Silence longer than `idle_timeout_s` counts as a lost connection.
+makes old positions meaningless; the code of a refused request; or what every member that is there answered (`too_many_watchers`). Silence
+longer than `idle_timeout_s` counts as a lost connection. The first member is drawn: fleets have one list of them, and a watch stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from raftmeta import strict_json
 from raftmeta.client import backoff
+from raftmeta.client.course import Course, Failure, Standing
 from raftmeta.client.sse import SseEvent, SseParser
 from raftmeta.client.transport import Request, Transport, header_number
 from raftmeta.client.values import Bookmark, Change, ChangeEvent
@@ -37,30 +39,41 @@ class Watch:
         self._generation = 0  # unknown until a member answered
 
     async def run(self) -> AsyncGenerator[Change | Bookmark, None]:
-        timing = self._transport.options.timing
-        failures, silent_since = 0, timing.monotonic()
+        timing, policy = self._transport.options.timing, self._transport.options.policy
+        urls = self._transport.urls
+        place = int(timing.draw() * len(urls))
+        failures, silent_since, told = 0, timing.monotonic(), Course(len(urls))
         while True:
-            url = self._transport.current_url
+            url = urls[place % len(urls)]
+            begun, position = timing.monotonic(), self._position
             try:
                 async with aclosing(self._connection(url)) as connection:
                     async for item in connection:
-                        failures, silent_since = 0, timing.monotonic()
+                        silent_since = timing.monotonic()
+                        # one bookmark is no service: a stream that ends right after it must not be asked for without a pause
+                        if isinstance(item, Change) or silent_since - begun >= policy.longest_wait_s:
+                            failures = 0
+                        if self._position > position:
+                            told.forget()
                         yield item
-                error = RaftmetaError("shutting_down", f"{url} ended the stream")
-            except RaftmetaError as raised:
-                if raised.code not in backoff.RETRIED:
-                    raise
-                error = raised
+                ended = RaftmetaError("shutting_down", f"{url} ended the stream")
+                failure = Failure(ended, Standing.BUSY, maybe_applied=False)
+            except Failure as raised:
+                failure = raised
             failures += 1
-            self._transport.rotate(url)
+            place += 1
+            error = failure.error
+            told.failed(url, failure)
+            if told.over:
+                raise told.error(error, is_mutation=False) from failure
             give_up_s = self._options.give_up_after_s
             if give_up_s is not None and timing.monotonic() - silent_since >= give_up_s:
                 raise RaftmetaError(error.code, f"no member served the watch for {give_up_s:g} s; the last error: {error.detail}")
             if self._transport.options.on_retry:
                 self._transport.options.on_retry(error.detail)
-            rounds, position = divmod(failures, len(self._transport.urls))
-            if not position:
-                await timing.sleep(backoff.wait_s(self._transport.options.policy, rounds - 1, timing.draw()))
+            rounds, rest = divmod(failures, len(urls))
+            if not rest:
+                await timing.sleep(backoff.wait_s(policy, rounds - 1, timing.draw()))
 
     async def _connection(self, url: str) -> AsyncGenerator[Change | Bookmark, None]:
         params = {"from_revision": str(self._position)}
@@ -71,10 +84,20 @@ class Watch:
         async with self._transport.stream(url, request, self._options.idle_timeout_s) as response:
             self._check_generation(header_number(response, "x-raftmeta-generation"))
             async for chunk in response.aiter_bytes():
-                for event in parser.feed(chunk):
-                    item = self._interpret(event)
-                    if item is not None:
-                        yield item
+                for item in self._items(parser, chunk):
+                    yield item
+
+    def _items(self, parser: SseParser, chunk: bytes) -> Iterator[Change | Bookmark]:
+        """What a chunk completes. Raises RaftmetaError compacted, Failure for what is no event: of this member, so another is asked."""
+        try:
+            for event in parser.feed(chunk):
+                item = self._interpret(event)
+                if item is not None:
+                    yield item
+        except RaftmetaError as fault:
+            if fault.code == "compacted":
+                raise
+            raise Failure(fault, Standing.USELESS, maybe_applied=False) from fault
 
     def _check_generation(self, generation: int) -> None:
         if self._generation and generation and generation != self._generation:

@@ -92,6 +92,15 @@ def apply_batch(state: State, payloads: Sequence[bytes]) -> BatchApplied:
     return BatchApplied(work.finish(), outcomes, tuple(work.ledger.events))
 
 
+def known_outcome(state: State, request_id: str, principal: str, body: bytes) -> Outcome | None:
+    """What an encoded command would be answered for its key alone, None when no outcome of the key is kept."""
+    stored = state.outcomes.get(request_id)
+    if stored is None:
+        return None
+    digest = _body_digest(principal, c.decode_body(msgspec.Raw(body)), msgspec.Raw(body))
+    return _repeat(state.revision, stored, digest)
+
+
 def _step(work: Work, payload: bytes) -> Outcome:
     try:
         envelope = c.open_envelope(payload)
@@ -109,7 +118,7 @@ def _step(work: Work, payload: bytes) -> Outcome:
     digest = _body_digest(envelope.principal, body, raw)
     stored = work.outcomes.get(envelope.request_id)
     if stored is not None:
-        return _repeat(work, stored, digest)
+        return _repeat(work.revision, stored, digest)
     fault = _key_fault(work, envelope)
     if fault is not None:
         return Outcome(work.revision, fault.code, fault.detail)
@@ -165,11 +174,11 @@ def _drop_old_outcomes(work: Work) -> None:
     work.oldest_expires_ms = -1
 
 
-def _repeat(work: Work, stored: bytes, digest: bytes) -> Outcome:
+def _repeat(revision: int, stored: bytes, digest: bytes) -> Outcome:
     record = decode_outcome(stored)
     if record.body_digest != digest:
         detail = f"the key was used at revision {record.revision} by another principal or with another body"
-        return Outcome(work.revision, "idempotency_reused", detail)
+        return Outcome(revision, "idempotency_reused", detail)
     return Outcome(record.revision, record.code, record.detail, record.result, True)
 
 

@@ -174,6 +174,15 @@ class Proposals:
         for pending in waiting:
             pending.sink(Result(code))
 
+    def answer_known(self, known: Callable[[Pending], Outcome | None]) -> None:
+        """End those queued whose key has an outcome: they need no entry, so nothing that forbids one is the answer to them."""
+        found = [(pending, known(pending)) for pending in self.queue]
+        self.queue = deque(pending for pending, outcome in found if outcome is None)
+        self._queued_bytes = sum(pending.size_bytes for pending in self.queue)
+        for pending, outcome in found:
+            if outcome is not None:
+                pending.sink(Result("ok", outcome))
+
     def expire(self, now: float) -> None:
         if any(pending.deadline <= now for pending in self.queue):
             overdue = [pending for pending in self.queue if pending.deadline <= now]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from raftmeta.core.apply import apply_batch
+from raftmeta.core.apply import apply_batch, known_outcome
 from raftmeta.core.events import Event
 from raftmeta.core.state import State
 from raftmeta.core.types import Outcome
@@ -337,7 +337,7 @@ class Replica:
         lacking = self._majority_without_room()
         if lacking:
             self._shortage.peers_lack(lacking)
-            self.proposals.end_queued("disk_full")
+            self._end_without_room()
             return None
         batch = self.proposals.next_batch(self._stamping.stamp_ms(self.engine.term))
         assert batch is not None
@@ -347,10 +347,15 @@ class Replica:
     def _without_room(self) -> None:
         """D4: refuse what waits, stay up, and let a member that has room lead."""
         self._shortage.entry_refused(self.proposals.queue_bytes)
-        self.proposals.end_queued("disk_full")
+        self._end_without_room()
         successor = self.engine.replication.successor()
         if successor is not None and successor in self._connected:
             self.engine.transfer(successor)
+
+    def _end_without_room(self) -> None:
+        """A retry of what was applied is answered so; while states differ (`integrity`) nothing is answered from this one's."""
+        self.proposals.answer_known(lambda pending: known_outcome(self.state, pending.request_id, pending.principal, pending.body))
+        self.proposals.end_queued("disk_full")
 
     def _majority_without_room(self) -> list[str]:
         """Followers that told this leader that they have none, if nothing can be committed without them."""

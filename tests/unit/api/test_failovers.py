@@ -93,6 +93,7 @@ def test_silent_and_restarted_nodes_refuse_it_with_all_else_that_does_and_nothin
             refused = await over(made, max_verdict_age_ms=MINUTE_MS)
             body = refused.json()
             assert (refused.status_code, body["code"], body["reasons"]) == (409, "failover_refused", ["verdict_too_old", "node_silent"])
+            assert "x-raftmeta-judged" not in refused.headers, "an earlier request with its key may have done it"
             assert "n2: sent no heartbeat" in body["detail"] and body["details"][1].startswith("n2")
             assert (await over(made, max_verdict_age_ms=MINUTE_MS, force=True)).json()["reasons"] == ["node_silent"]
             await beat(made, "n2", boot="boot-2")

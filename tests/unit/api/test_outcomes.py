@@ -54,6 +54,23 @@ def test_a_write_whose_outcome_is_unknown_is_applied_once_however_often_it_is_re
     run(work())
 
 
+def test_a_refusal_says_whether_it_is_what_became_of_the_command() -> None:
+    async def work() -> None:
+        async with api() as made:
+            for _ in range(2):  # the second time as the known outcome of the key
+                judged = await made.client.delete(PUBLISH, headers={"idempotency-key": "k"})
+                assert (judged.status_code, judged.headers["x-raftmeta-judged"]) == (404, "true")
+            made.member.log.switches.no_leader = True
+            for refused in (
+                await made.client.delete(PUBLISH),
+                await made.client.put(PUBLISH, json={}),
+                await made.client.get("/v1/models/x"),
+            ):
+                assert refused.status_code >= 400 and "x-raftmeta-judged" not in refused.headers
+
+    run(work())
+
+
 def test_a_key_with_another_body_is_refused() -> None:
     async def work() -> None:
         async with api() as made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -10,7 +11,11 @@ import pytest
 
 from api.routes.verdicts import MAX_BATCH_KEY, summary_of
 from api.schemas.bodies import MAX_BATCH, MAX_REPORT_BYTES
-from tests.support.fake_log import FakeMember
+from raftmeta.core.commands import Body, RaiseFeatureLevel
+from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.types import Outcome
+from raftmeta.log.ticket import Ticket
+from tests.support.fake_log import FakeLog, FakeMember
 from tests.unit.api.harness import DEPLOYMENT, Api, api, basis, run
 
 FOUND = {"code": "block", "node": "n2", "tensor": "encoder.weight", "block": 17, "detail": ""}
@@ -183,12 +188,10 @@ def test_nothing_of_a_batch_with_a_wrong_item_or_of_somebody_who_may_not_is_reco
         async with api() as made:
             await made.prepared()
             good, count = item(made, "search"), len(made.member.log.proposed)
-            too_long = item(made, "search") | {"report": {"text": "x" * MAX_REPORT_BYTES}}
             for items, code in (
                 ([], "bad_field"),
                 ([good, good | {"verdict": "perhaps"}], "bad_field"),
                 ([good, good | {"more": 1}], "bad_field"),
-                ([good, too_long], "bad_field"),
                 ([good] * (MAX_BATCH + 1), "bad_field"),
             ):
                 refused = await post_batch(made, items)
@@ -199,5 +202,157 @@ def test_nothing_of_a_batch_with_a_wrong_item_or_of_somebody_who_may_not_is_reco
             denied = await post_batch(made, [good])
             assert (denied.status_code, denied.json()["code"]) == (403, "forbidden")
             assert len(made.member.log.proposed) == count
+
+    run(work())
+
+
+def test_a_report_that_is_too_long_is_refused_for_itself() -> None:
+    async def work() -> None:
+        async with api() as made:
+            await made.prepared()
+            good = item(made, "search")
+            too_long = good | {"report": {"text": "x" * MAX_REPORT_BYTES}}
+            told = (await post_batch(made, [too_long, good])).json()["items"]
+            assert [one.get("code", "ok") for one in told] == ["bad_field", "ok"] and "the limit is" in told[0]["detail"]
+            assert len((await since(made))["items"]) == 1
+            alone = await post_batch(made, [too_long], "check-2")
+            assert (alone.status_code, alone.json()["items"][0]["code"]) == (200, "bad_field")
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("codes", "answer"),
+    [
+        (["ok", "overloaded"], "unknown_outcome"),
+        (["overloaded", "no_leader"], "unknown_outcome"),
+        (["overloaded", "overloaded"], "overloaded"),
+        (["disk_full", "disk_full"], "disk_full"),
+        (["unknown_outcome", "unknown_outcome"], "unknown_outcome"),
+    ],
+)
+def test_a_batch_of_which_a_part_has_no_answer_is_of_unknown_outcome(codes: list[str], answer: str) -> None:
+    class Choosy(FakeLog):
+        def propose(self, body: Body, request_id: str, principal: str, timeout_s: float) -> Ticket[Outcome]:
+            code = refusals.get(request_id, "ok")
+            if code == "ok":
+                return super().propose(body, request_id, principal, timeout_s)
+            ticket: Ticket[Outcome] = Ticket()
+            ticket.set_exception(RaftmetaError(code, "because"))
+            return ticket
+
+    refusals: dict[str, str] = {}
+    member = FakeMember()
+    member.log = Choosy(member._published)
+
+    async def work() -> None:
+        async with api(member) as made:
+            await made.prepared()
+            refusals.update({f"check-1.{at}": code for at, code in enumerate(codes)})
+            items = [item(made, "search") for _ in codes]
+            lost = await post_batch(made, items)
+            assert lost.json()["code"] == answer, lost.text
+            assert len((await since(made))["items"]) == codes.count("ok")
+            refusals.clear()
+            assert [one.get("code", "ok") for one in (await post_batch(made, items)).json()["items"]] == ["ok", "ok"]
+            assert len((await since(made))["items"]) == 2
+
+    run(work())
+
+
+def at_level_one() -> FakeMember:
+    member = FakeMember()
+    member.log.state = member.state = msgspec.structs.replace(member.state, feature_level=1)
+    return member
+
+
+async def post_under(made: Api, key: str, seen: dict[str, Any], summary: str = "s") -> httpx.Response:
+    body = {"deployment": "search", "verdict": "incomplete", "report": {}, "summary": summary, "basis": seen}
+    return await made.client.post("/v1/consistency", json=body, headers={"idempotency-key": key})
+
+
+async def raised(made: Api) -> None:
+    assert (await made.client.post("/v1/cluster/feature-level", json={"level": 2})).status_code == 200
+
+
+def test_a_verdict_that_is_repeated_after_a_raise_of_the_level_has_its_outcome() -> None:
+    async def work() -> None:
+        async with api(at_level_one()) as made:
+            await made.prepared()
+            seen = basis(made.member)
+            first = await post_under(made, "check-1", seen)
+            batch = await post_batch(made, [item(made, "search"), item(made, "nowhere")], "batch-1")
+            items = [json.loads(batch.request.content)["items"], batch.json()["items"]]
+            await raised(made)
+            again = await post_under(made, "check-1", seen)
+            assert (again.status_code, again.json(), again.headers["idempotency-replayed"]) == (200, first.json(), "true")
+            assert (await post_batch(made, items[0], "batch-1")).json()["items"] == items[1]
+            other = await made.client.post(
+                "/v1/consistency",
+                json={"deployment": "search", "verdict": "diverged", "report": {}, "basis": seen},
+                headers={"idempotency-key": "check-1"},
+            )
+            assert (other.status_code, other.json()["code"]) == (422, "idempotency_reused")
+
+    run(work())
+
+
+def test_a_member_that_has_not_applied_the_raise_asks_before_it_chooses_the_form() -> None:
+    member = at_level_one()
+
+    class Behind(FakeLog):
+        def _barrier(self) -> int:
+            self.catch_up()
+            return super()._barrier()
+
+    member.log = Behind(member._published)
+    member.log.state = member.state
+
+    async def work() -> None:
+        async with api(member) as made:
+            await made.prepared()
+            seen = basis(member)
+            await raise_unseen(member)
+            assert (await post_under(made, "check-1", seen)).status_code == 200
+            (kept,) = (await since(made))["items"]
+            assert kept["basis"] == seen
+
+    run(work())
+
+
+async def raise_unseen(member: FakeMember) -> None:
+    """The level rises; this member has not applied it yet."""
+    member.log.switches.lag = True
+    member.log.propose(RaiseFeatureLevel(2), "raise", "root", 1.0)
+    assert member.state.feature_level == 1
+
+
+def test_a_verdict_that_meets_the_raise_on_its_way_is_recorded_and_repeated_as_one() -> None:
+    member = at_level_one()
+
+    async def work() -> None:
+        async with api(member) as made:
+            await made.prepared()
+            seen = basis(member)
+            barrier, begun = member.log._barrier, []
+
+            def late() -> int:
+                """The first barrier is over before the raise."""
+                found = barrier()
+                if begun:
+                    member.log.catch_up()
+                else:
+                    begun.append(member.log.switches)
+                    member.log.switches.lag = True
+                    member.log.propose(RaiseFeatureLevel(2), "raise", "root", 1.0)
+                return found
+
+            member.log._barrier = late  # type: ignore[method-assign]
+            first = await post_under(made, "check-1", seen)
+            assert first.status_code == 200, first.text
+            again = await post_under(made, "check-1", seen)
+            assert (again.status_code, again.json()) == (200, first.json())
+            (kept,) = (await since(made))["items"]
+            assert kept["basis"] == seen
 
     run(work())

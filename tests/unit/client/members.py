@@ -28,7 +28,7 @@ class FakeTime:
         await asyncio.sleep(0)
 
     def timing(self) -> Timing:
-        return Timing(monotonic=lambda: self.now_s, sleep=self.sleep, draw=lambda: 0.5, now_ms=lambda: 1_700_000_000_000)
+        return Timing(monotonic=lambda: self.now_s, sleep=self.sleep, draw=lambda: 0.25, now_ms=lambda: 1_700_000_000_000)
 
 
 class Members:

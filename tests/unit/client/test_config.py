@@ -62,3 +62,10 @@ def test_the_token_is_one_line_of_a_file(tmp_path: Path) -> None:
         (tmp_path / "t").write_text(bad)
         with pytest.raises(RaftmetaError):
             Connection(token_file=tmp_path / "t").token()
+
+
+def test_a_file_that_nests_without_end_is_no_toml(tmp_path: Path) -> None:
+    (tmp_path / "client.toml").write_text("urls = " + "[" * 50_000)
+    with pytest.raises(RaftmetaError, match="is no TOML") as raised:
+        load(tmp_path / "client.toml")
+    assert raised.value.code == "bad_field"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from raftmeta.client.problem import to_error
 from raftmeta.client.transport import MAX_PROBLEM_BYTES
 from raftmeta.core.errors import CODES
 from raftmeta.core.manifest import FORMAT, FileEntry, Manifest
+from raftmeta.strict_json import MAX_BYTES
 from tests.unit.client.members import Members, in_turn, ok, run
 
 A = "http://a:1"
@@ -47,6 +49,18 @@ def test_an_error_body_past_its_limit_is_not_read_to_its_end() -> None:
     members = Members({"a": lambda request: httpx.Response(409, content=b"x" * (MAX_PROBLEM_BYTES + 1))})
     with pytest.raises(RaftmetaError) as raised:
         call(members, "cluster")
+    assert raised.value.code == "body_too_large"
+
+
+def test_a_reply_that_announces_more_than_the_limit_is_not_read_at_all() -> None:
+    class Untouched(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"x"
+            raise AssertionError("the body was read")
+
+    headers = {"content-length": str(MAX_BYTES + 1)}
+    with pytest.raises(RaftmetaError, match="announces") as raised:
+        call(Members({"a": lambda request: httpx.Response(200, headers=headers, stream=Untouched())}), "cluster")
     assert raised.value.code == "body_too_large"
 
 

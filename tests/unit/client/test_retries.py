@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import ssl
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftmeta.client import Client, Options, RaftmetaError, Read, backoff
+from raftmeta.client.course import OWN_TROUBLE
 from raftmeta.core.errors import CODES, ErrorClass
 from tests.unit.client.members import Handler, Members, breaks, dead, in_turn, ok, problem, run
 
@@ -85,7 +87,7 @@ def test_reads_carry_no_key() -> None:
 
 @pytest.mark.parametrize("code", sorted(code for code, info in CODES.items() if info.error_class is not ErrorClass.UNAVAILABLE))
 def test_an_answer_that_decides_is_not_asked_for_again(code: str) -> None:
-    if code in backoff.RETRIED:
+    if code in backoff.RETRIED | OWN_TROUBLE:
         return
     members = Members({"a": problem(code), "b": ok({}), "c": ok({})})
     with pytest.raises(RaftmetaError, match=f"because {code}") as raised:
@@ -97,6 +99,107 @@ def test_an_answer_that_decides_is_not_asked_for_again(code: str) -> None:
 def test_an_unavailable_member_is_followed_by_the_next(code: str) -> None:
     members = Members({"a": problem(code), "b": ok({"rollout_id": "r"}), "c": dead})
     assert activate(members) == {"rollout_id": "r"}
+
+
+def unreadable(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, content=b"[" * 100_000)
+
+
+def compressed(request: httpx.Request) -> httpx.Response:
+    """Two kilobytes that would be two megabytes."""
+    return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(gzip.compress(b" " * (2 << 20))))
+
+
+def garbled(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"this is not gzip"))
+
+
+def undecodable(request: httpx.Request) -> httpx.Response:
+    raise httpx.DecodingError("incorrect header check", request=request)
+
+
+BROKEN = [*map(problem, sorted(OWN_TROUBLE)), unreadable, compressed, garbled, undecodable]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_member_that_answers_everything_with_its_own_trouble_does_not_speak_for_the_others(broken: Handler) -> None:
+    members = Members({"a": broken, "b": dead, "c": ok({"rollout_id": "r"})})
+    assert activate(members) == {"rollout_id": "r"}
+    assert members.hosts() == ["a", "b", "c"] and len(keys(members)) == 1
+
+
+@pytest.mark.parametrize("code", sorted(OWN_TROUBLE))
+def test_what_every_member_that_is_there_answers_ends_the_call_in_one_round(code: str) -> None:
+    members = Members({"a": problem(code), "b": dead, "c": problem(code)})
+    with pytest.raises(RaftmetaError, match=f"because {code}") as raised:
+        activate(members, (A, B, C)) if code != "internal" else cluster(members)
+    assert raised.value.code == code and members.hosts() == ["a", "b", "c"] and members.time.sleeps == []
+
+
+def test_an_unexpected_fault_of_the_only_member_is_told_as_what_it_is() -> None:
+    with pytest.raises(RaftmetaError) as raised:
+        activate(Members({"a": problem("internal")}), (A,))
+    assert raised.value.code == "internal"
+
+
+def test_a_mutation_whose_success_cannot_be_read_is_not_called_refused() -> None:
+    with pytest.raises(RaftmetaError, match="bad_json") as raised:
+        activate(Members({"a": unreadable}), (A,))
+    assert raised.value.code == "unknown_outcome"
+
+
+def cluster(members: Members) -> None:
+    async def call() -> None:
+        async with Client([A, B, C], options=members.options()) as client:
+            await client.cluster()
+
+    run(call())
+
+
+def test_replies_are_asked_for_as_they_are() -> None:
+    members = Members({"a": ok({})})
+    cluster(members)
+    assert members.requests[0].headers["accept-encoding"] == "identity"
+
+
+DECIDE_NOTHING = ["disk_full", "integrity", "internal", "unauthenticated", "forbidden", "failover_refused", "bad_field"]
+
+
+@pytest.mark.parametrize("code", DECIDE_NOTHING)
+def test_after_a_lost_reply_an_answer_that_judged_nothing_leaves_the_outcome_open(code: str) -> None:
+    members = Members({"a": breaks, "b": problem(code), "c": problem(code)})
+    with pytest.raises(RaftmetaError, match=f"{code}: because {code}") as raised:
+        activate(members)
+    assert raised.value.code == "unknown_outcome" and members.hosts() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("code", ["unsupported_command", "feature_level_unsupported", "idempotency_expired"])
+def test_after_a_lost_reply_a_refusal_that_may_precede_the_look_at_the_key_leaves_the_outcome_open(code: str) -> None:
+    members = Members({"a": breaks, "b": problem(code, {"x-raftmeta-judged": "true"})})
+    with pytest.raises(RaftmetaError) as raised:
+        activate(members, (A, B))
+    assert raised.value.code == "unknown_outcome"
+
+
+@pytest.mark.parametrize("code", ["failover_refused", "rollout_in_progress", "unknown_deployment"])
+def test_after_a_lost_reply_the_judgement_of_the_command_is_the_outcome(code: str) -> None:
+    members = Members({"a": breaks, "b": problem(code, {"x-raftmeta-judged": "true"}), "c": ok({})})
+    with pytest.raises(RaftmetaError) as raised:
+        activate(members)
+    assert raised.value.code == code and members.hosts() == ["a", "b"]
+
+
+@pytest.mark.parametrize("code", DECIDE_NOTHING)
+def test_after_a_lost_reply_the_members_that_judge_nothing_are_passed_over(code: str) -> None:
+    members = Members({"a": breaks, "b": problem(code), "c": ok({"rollout_id": "r"})})
+    assert activate(members) == {"rollout_id": "r"}
+
+
+def test_a_lost_reply_does_not_make_the_refusal_of_a_read_unsure() -> None:
+    members = Members({"a": breaks, "b": problem("not_found"), "c": ok({})})
+    with pytest.raises(RaftmetaError) as raised:
+        cluster(members)
+    assert raised.value.code == "not_found" and members.hosts() == ["a", "b"]
 
 
 def test_a_full_round_of_failures_waits_and_waits_longer_each_time_up_to_the_deadline() -> None:

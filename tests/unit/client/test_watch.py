@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -110,6 +111,51 @@ def test_a_refused_watch_is_not_repeated() -> None:
     with pytest.raises(RaftmetaError) as raised:
         watch(members, until=1)
     assert raised.value.code == "forbidden" and members.hosts() == ["a"]
+
+
+@pytest.mark.parametrize("code", ["too_many_watchers", "internal", "integrity", "unauthenticated"])
+def test_a_member_that_cannot_serve_this_watch_does_not_speak_for_the_others(code: str) -> None:
+    members = Members({"a": problem(code), "b": events(change(1))})
+    assert [item.revision for item in watch(members, until=1)] == [1]
+    everywhere = Members({"a": problem(code), "b": dead})
+    with pytest.raises(RaftmetaError, match=f"because {code}") as raised:
+        watch(everywhere, until=1)
+    assert raised.value.code == code and everywhere.hosts() == ["a", "b"]
+
+
+def test_an_event_that_one_member_garbles_is_taken_from_another_and_ends_the_watch_when_all_do() -> None:
+    bad = events(bookmark(3), b"event: change\ndata: nope\n\n")
+    assert [item.revision for item in watch(Members({"a": bad, "b": events(change(4))}), until=4)] == [3, 4]
+    with pytest.raises(RaftmetaError) as raised:
+        watch(Members({"a": bad, "b": bad}), until=4)
+    assert raised.value.code == "bad_json"
+
+
+def test_a_stream_that_is_encoded_is_not_decoded() -> None:
+    def encoded(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"this is not gzip"))
+
+    members = Members({"a": encoded, "b": events(change(1))})
+    assert [item.revision for item in watch(members, until=1)] == [1]
+
+
+def test_watches_begin_at_drawn_members_and_leave_the_calls_where_they_are() -> None:
+    async def begun(draw: float) -> tuple[list[str], str]:
+        members = Members({"a": events(change(1)), "b": events(change(1))})
+        options = replace(members.options(), timing=replace(members.time.timing(), draw=lambda: draw))
+        async with Client((A, B), options=options) as client, aclosing(client.watch(0)) as changes:
+            await anext(changes)
+            return members.hosts(), client.current_url
+
+    assert [run(begun(draw)) for draw in (0.0, 0.49, 0.5, 0.999)] == [(["a"], A), (["a"], A), (["b"], A), (["b"], A)]
+
+
+def test_streams_that_end_after_a_bookmark_each_are_waited_for_longer_and_longer() -> None:
+    short = [events(bookmark(revision)) for revision in range(1, 30)]
+    members = Members({"a": in_turn(*short, events(change(40))), "b": in_turn(*short, events(change(40)))})
+    watch(members, until=40)
+    sleeps = members.time.sleeps
+    assert len(sleeps) == len(members.requests) // 2 and sleeps[:5] == sorted(sleeps[:5]) and sleeps[4] > sleeps[0]
 
 
 def test_a_bounded_watch_gives_up_when_nobody_answers() -> None:

@@ -70,6 +70,11 @@ def test_d4_when_no_majority_has_room_the_leader_refuses_says_so_and_goes_on_whe
     for _ in range(5):
         results = trio.propose(leader, publish("refused"), "refused")
         assert trio.run(2.0, lambda results=results: bool(results)) and results[0].code == "disk_full"
+    for _ in range(2):
+        known, other = trio.propose(leader, publish("v0"), "k0"), trio.propose(leader, publish("v1"), "k0")
+        assert trio.run(2.0, lambda known=known, other=other: bool(known and other))
+        assert known[0].outcome is not None and (known[0].code, known[0].outcome.code, known[0].outcome.repeated) == ("ok", "ok", True)
+        assert other[0].outcome is not None and other[0].outcome.code == "idempotency_reused"
     assert leader.journal.last_index == last, "nothing is appended that nobody could commit"
     assert [alarms(box) for box in trio.boxes.values()] == [[ALARM]] * 3, "each says it of itself, the leader of its majority"
     trio.boxes["m3"].disk.capacity_bytes = None
