@@ -30,6 +30,7 @@ class Node:
     answers: float = 1.0
     silent: str = ""
     is_moving: bool = False
+    says_nothing: bool = False  # of what it has applied
     delay_s: float = 0.0
     asked: int = 0
 
@@ -54,8 +55,8 @@ class Fleet:
         return answer
 
     async def standing(self, url: str, deployment: str) -> Standing:
-        if self.nodes[url].silent:
-            raise AgentFault(self.nodes[url].silent, "as the test says")
+        if self.nodes[url].silent or self.nodes[url].says_nothing:
+            raise AgentFault(self.nodes[url].silent or "timed_out", "as the test says")
         return self.nodes[url].standing()
 
 
@@ -133,6 +134,13 @@ def test_a_standby_that_never_follows_is_a_difference_after_the_time_it_has() ->
     scene = Scene(Fleet({"p": Node("2.0.0", 6), "s": Node()}))
     ledger = scene.run(0.5)
     assert ledger.samples[Kind.SWITCHING] and scene.acted and "s is behind for" in scene.acted[0].detail
+
+
+def test_a_node_of_another_version_that_does_not_say_what_it_has_applied_is_a_difference_after_the_time_it_has() -> None:
+    scene = Scene(Fleet({"p": Node("2.0.0", 6), "s": Node(says_nothing=True)}))
+    ledger = scene.run(0.5)
+    assert not ledger.faults and scene.acted and "s does not say what it has applied: timed_out" in scene.acted[0].detail
+    assert not Scene(Fleet({"p": Node("2.0.0", 6), "s": Node(says_nothing=True)})).run(0.1).kept
 
 
 def test_two_that_applied_the_same_and_serve_different_versions_contradict_each_other() -> None:
