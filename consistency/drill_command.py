@@ -87,7 +87,11 @@ async def _work(options: DrillOptions, progress: output.Progress) -> Drill:
         require = _Preconditions(client, options, checked, progress).require
         await require(OTHER[serving])
         load = Load(options.deployment, urls, agents, questions, options.rate, serving)
-        rehearsal = Rehearsal(client, load, serving, require, progress.say, options.steady, _command_back(options, serving), options.stay)
+
+        def say(text: str) -> None:
+            progress.say(output.printable(text))
+
+        rehearsal = Rehearsal(client, load, serving, require, say, options.steady, _command_back(options, serving), options.stay)
         began_s = time.monotonic()
         with stopped_by_signals() as stop:
             trouble = await rehearsal.run(stop)

@@ -123,8 +123,7 @@ class _Session:
         questions, sources = await questions_for(self.options, sides, self.agents, await self._learn(deployment.version))
         first = next(questions)
         capacity = await self._capacity(sides, first)
-        rows = first.rows
-        rate = self.options.rate or min(MAX_SHARE_RATE, max(0.01, self.options.share * capacity * rows))
+        rate = rate_of(self.options, capacity, first.rows)
         assert deployment.standby is not None
         ledger = Ledger({"primary": deployment.primary.nodes, "standby": deployment.standby.nodes}, self.options.lag_limit)
         probing = Probing(sides, self.agents, ledger, questions, self._dtypes_of, self._act, rate)
@@ -159,7 +158,7 @@ class _Session:
             try:
                 probing.order = order_of(await self.client.get_deployment(self.options.deployment))
             except RaftmetaError as error:  # what is found meanwhile is of the order before; if there is another by now, it is refused
-                self.progress.say(f"{self.options.deployment}: the members do not say what is ordered: {error}")
+                self.progress.say(output.printable(f"{self.options.deployment}: the members do not say what is ordered: {error}"))
 
     async def _tell(self, ran: Callable[[], Ran]) -> None:
         while True:
@@ -202,7 +201,7 @@ class _Session:
     # --- after a difference
 
     async def _act(self, question: Question, primary: Heard, standby: Heard, judged: Judgement) -> None:
-        self.progress.say(f"{self.options.deployment}: {primary.node} and {standby.node} differ: {judged.detail}")
+        self.progress.say(output.printable(f"{self.options.deployment}: {primary.node} and {standby.node} differ: {judged.detail}"))
         if self.options.look:
             due = [heard for heard in (primary, standby) if time.monotonic() - self.looked_at.get(heard.node, float("-inf")) >= LOOK_S]
             self.looked_at |= {heard.node: time.monotonic() for heard in due}
@@ -261,6 +260,11 @@ class _Session:
         if why:
             self.record_at = time.monotonic() + RECORD_AGAIN_S
             self.actions.append(f"not recorded: {why}")
+
+
+def rate_of(options: LiveOptions, capacity: float, rows: int) -> float:
+    """Samples a second, from requests a second of the smaller side and samples of a request."""
+    return options.rate or min(MAX_SHARE_RATE, max(0.01, options.share * capacity * rows))
 
 
 def order_of(reply: Reply) -> Order:
