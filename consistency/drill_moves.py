@@ -143,7 +143,7 @@ class Rehearsal:
         )
         if now == wanted:
             return f"{why or 'not every decision was answered'}; the {now} side serves{unknown}" if why or unknown else ""
-        told = "; ".join(filter(None, (why, against)))
+        told = "; ".join(filter(None, dict.fromkeys((why, against))))
         if self.stay:
             return f"{told or 'somebody else gave an order'}; the {now} side serves{unknown}"
         return f"{told or 'somebody else gave an order'}; THE {now.upper()} SIDE SERVES NOW{unknown}; to go back: {self.command_back}"
