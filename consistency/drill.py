@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from raftmeta.cli.output import printable
+
 
 class Try(NamedTuple):
     """One request to one node."""
@@ -163,7 +165,7 @@ def _lines(drill: Drill) -> Iterator[str]:
     verdict = "HOLDS" if drill.holds else "DOES NOT HOLD"
     yield f"{drill.deployment}: drill of a fail-over, {made['seconds']:.0f} s at {drill.rate:g} requests/s   {verdict}"
     if drill.trouble:
-        yield f"  ended early  {drill.trouble}"
+        yield f"  ended early  {printable(drill.trouble)}"
     yield f"  requests     {requests['asked']} asked, {requests['retried']} tried again on the other side, {requests['lost']} lost"
     yield f"  latency      p50 {latency['p50']} ms, p99 {latency['p99']} ms, longest {latency['p100']} ms"
     for found in drill.found:

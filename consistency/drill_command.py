@@ -1,12 +1,14 @@
 """`raftmeta drill side-failover`: lets the other side of a deployment serve and back again, under requests, and measures what they see.
 
 It decides what `raftmeta failover` decides, twice, each time after a check, and nothing is forced: what speaks against it ends the drill.
-Requests come from this machine, at a low rate, with one retry on the other side, as a router would send them.
+However it ends, also by Ctrl-C or SIGTERM, it goes back to the side that served before, or says who serves and how to go back. Requests
+come from this machine, at a low rate, with one retry on the other side, as a router would send them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +21,15 @@ import typer
 from consistency import drill, files
 from consistency.agents import HttpAgents
 from consistency.collect import Checker
-from consistency.drill import Drill, Move
+from consistency.drill import Drill
+from consistency.drill_moves import Rehearsal
 from consistency.drill_run import OTHER, Load
 from consistency.findings import CONSISTENT, Limits
 from consistency.live_agents import LiveAgents
 from consistency.node_http import HttpOptions, NodeHttp
 from consistency.recording import record
 from consistency.two_sides import QuestionOptions, manifest_of, questions_for, seen_by_members
+from consistency.watching import stopped_by_signals
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit
 from raftmeta.cli.program import command
@@ -34,8 +38,6 @@ from raftmeta.core.errors import RaftmetaError
 
 if TYPE_CHECKING:
     from raftmeta.client import Client
-
-FENCE_S = 30.0  # for every node of the old side to refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +54,14 @@ def _drill(options: DrillOptions) -> int:
     """Rehearse a fail-over under requests: to the side that does not serve, and back.
 
     Exit status: 0 no request was lost after its one retry, the other side answered, and every node of the old side refused; 1 something of
-    that does not hold, or a fail-over was refused; 2 the members or nodes cannot be reached; 3 wrong command line.
+    that does not hold, a fail-over was refused, or it was interrupted; 2 the members or nodes cannot be reached; 3 wrong command line.
     """
     if options.report is not None:
         files.require_writable(options.report, "--report")
     with output.Progress(quiet=options.json) as progress:
         made = asyncio.run(_work(options, progress))
+    if made.trouble:
+        typer.echo(f"{options.deployment}: {output.printable(made.trouble)}", err=True)
     if options.json:
         output.print_json(drill.as_json(made))
     else:
@@ -80,40 +84,34 @@ async def _work(options: DrillOptions, progress: output.Progress) -> Drill:
         manifest = await manifest_of(client, deployment.model, deployment.version)
         questions, _ = await questions_for(options, sides, agents, manifest)
         urls = {"primary": sides.primary, "standby": sides.standby}
-        drilling = _Drilling(client, options, checked, progress)
-        await drilling.require_allowed(OTHER[serving])
+        require = _Preconditions(client, options, checked, progress).require
+        await require(OTHER[serving])
         load = Load(options.deployment, urls, agents, questions, options.rate, serving)
-        stop = asyncio.Event()
+
+        def say(text: str) -> None:
+            progress.say(output.printable(text))
+
+        rehearsal = Rehearsal(client, load, serving, require, say, options.steady, _command_back(options, serving), options.stay)
         began_s = time.monotonic()
-        asking = asyncio.create_task(load.run(stop))
-        moves: list[Move] = []
-        trouble = ""
-        try:
-            for to in (OTHER[serving],) if options.stay else (OTHER[serving], serving):
-                progress.say(f"{options.deployment}: the {OTHER[to]} side serves under {options.rate:g} requests/s")
-                await _steady(options.steady, asking)
-                moves.append(await drilling.move(load, to))
-            await _steady(options.steady, asking)
-        except RaftmetaError as error:
-            trouble = f"the {OTHER[to]} side serves on: {error}"
-        finally:
-            stop.set()
-            await asking
+        with stopped_by_signals() as stop:
+            trouble = await rehearsal.run(stop)
         assert deployment.standby is not None
         nodes_of = {"primary": deployment.primary.nodes, "standby": deployment.standby.nodes}
+        moves = tuple(rehearsal.moves)
         return Drill(
-            deployment.name, deployment.model, options.rate, began_s, time.monotonic(), tuple(load.asked), tuple(moves), nodes_of, trouble
+            deployment.name, deployment.model, options.rate, began_s, time.monotonic(), tuple(load.asked), moves, nodes_of, trouble
         )
 
 
-async def _steady(seconds: float, asking: asyncio.Task[None]) -> None:
-    await asyncio.wait({asking}, timeout=seconds)
-    if asking.done():
-        asking.result()
+def _command_back(options: DrillOptions, to: str) -> str:
+    where = [word for url in options.url or () for word in ("--url", url)]
+    where += [] if options.config is None else ["--config", str(options.config)]
+    check = shlex.join(["raftmeta", "check", options.deployment, *where])
+    return f"{check} && {shlex.join(['raftmeta', 'failover', options.deployment, '--to', to, *where])}"
 
 
 @dataclass
-class _Drilling:
+class _Preconditions:
     """Each fail-over rests on a check of its own: the one before is of an order that is no longer current."""
 
     client: Client
@@ -121,7 +119,7 @@ class _Drilling:
     agents: HttpAgents
     progress: output.Progress
 
-    async def require_allowed(self, to: str) -> None:
+    async def require(self, to: str) -> None:
         """Raises RaftmetaError failover_refused with all that speaks against it, or what the check found."""
         name = self.options.deployment
         (verdict,) = await Checker(self.client, self.agents, Limits(), self.progress.say).check([name])
@@ -132,15 +130,6 @@ class _Drilling:
         seen: Mapping[str, Any] = await self.client.preview_failover(name, to)
         if not seen["allowed"]:
             raise RaftmetaError("failover_refused", "; ".join(str(reason["detail"]) for reason in seen["reasons"]))
-
-    async def move(self, load: Load, to: str) -> Move:
-        await self.require_allowed(to)
-        self.progress.say(f"{self.options.deployment}: letting the {to} side serve")
-        asked_s = time.monotonic()
-        decided = await self.client.fail_over(self.options.deployment, {"to": to, "expected_serving_side": OTHER[to]})
-        decided_s = time.monotonic()
-        refused = await load.until_refused(OTHER[to], FENCE_S)
-        return Move(to, OTHER[to], asked_s, decided_s, int(decided["order_revision"]), refused)
 
 
 main = command("drill side-failover", DrillOptions, _drill)

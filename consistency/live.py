@@ -3,7 +3,7 @@
 Answers are compared only where the same version computed them. Where the versions differ, what each node had applied decides: one that is
 behind, or in the middle of a switch, is about to serve the other version, and nothing is wrong unless that lasts; two that have applied the
 same and serve different versions contradict each other. Rows of a batch are samples of their own. What is beyond tolerance is kept with all
-that it takes to ask again, in a queue that forgets the oldest.
+that it takes to ask again, and the order that was known when it was asked, in a queue that forgets the oldest.
 """
 
 from __future__ import annotations
@@ -43,8 +43,36 @@ class Heard(NamedTuple):
     version: str
     applied: Applied
     outputs: tuple[Output, ...] | None
-    fault: str = ""
+    fault: str = ""  # also why it could not be looked at after an answer; then it is not settled
     settled: bool = True  # it had applied the same before the question and after the answer, and served this version by then
+
+
+class Order(NamedTuple):
+    """What the members had ordered by a revision."""
+
+    generation: int
+    order_revision: int
+    version: str
+    revision: int  # of the state that says so
+    in_flight: bool = False  # not obeyed everywhere by then
+
+    @property
+    def basis(self) -> dict[str, Any]:
+        """Of a verdict on what was seen from then on."""
+        return {
+            "generation": self.generation,
+            "order_revision": self.order_revision,
+            "version": self.version,
+            "started_revision": self.revision,
+        }
+
+
+class Moment(NamedTuple):
+    """When a sample was judged, and under which order it was asked."""
+
+    now_s: float  # monotonic
+    at_ms: int = 0  # of the clock
+    order: Order | None = None  # None: the members did not say
 
 
 class Kind(StrEnum):
@@ -63,6 +91,7 @@ class Judgement(NamedTuple):
     output: str = ""  # that has the worst row
     detail: str = ""
     silent: str = ""  # who did not answer
+    late: tuple[str, ...] = ()  # nodes that are about to serve the version of the other
 
 
 def judge(question: Question, primary: Heard, standby: Heard, dtypes: Sequence[str]) -> Judgement:
@@ -77,18 +106,20 @@ def judge(question: Question, primary: Heard, standby: Heard, dtypes: Sequence[s
 
 def _other_versions(primary: Heard, standby: Heard) -> Judgement:
     who = f"{primary.node} answers with {primary.version}, {standby.node} with {standby.version}"
-    moving = [heard.node for heard in (primary, standby) if not heard.settled]
+    moving = tuple(heard.node for heard in (primary, standby) if not heard.settled)
     if moving:
-        return Judgement(Kind.SWITCHING, detail=f"{who}; {' and '.join(moving)} switched meanwhile, or is about to")
+        unknown = "".join(f"; {heard.node} does not say what it has applied: {heard.fault}" for heard in (primary, standby) if heard.fault)
+        what = f"{who}{unknown}; {' and '.join(moving)} switched meanwhile, or is about to"
+        return Judgement(Kind.SWITCHING, detail=what, late=moving)
     match relation(primary.applied, standby.applied):
         case Relation.EQUAL:
             return Judgement(Kind.CONTRADICTION, detail=f"{who}, and both have applied the same orders")
         case Relation.CONCURRENT:
             return Judgement(Kind.CONCURRENT, detail=f"{who}; each has applied an order that the other has not")
         case Relation.BEHIND:
-            return Judgement(Kind.SWITCHING, detail=f"{who}; {primary.node} is behind")
+            return Judgement(Kind.SWITCHING, detail=f"{who}; {primary.node} is behind", late=(primary.node,))
         case Relation.AHEAD:
-            return Judgement(Kind.SWITCHING, detail=f"{who}; {standby.node} is behind")
+            return Judgement(Kind.SWITCHING, detail=f"{who}; {standby.node} is behind", late=(standby.node,))
 
 
 def _compare(question: Question, want: tuple[Output, ...], got: tuple[Output, ...], dtypes: Sequence[str]) -> Judgement:
@@ -123,19 +154,22 @@ def _measured(question: Question, want: Output, got: Output, dtypes: Sequence[st
     if infinite.any():
         return _Measured(infinite, float("inf"), 0.0, "a value that is not finite")
     measure = question.measure if want.values.ndim >= 2 else "close"  # the others need rows
-    limit = question.limit or default_limit(measure, want.datatype, dtypes)
+    # the question's limit is one of its own measure: a least cosine is no relative error
+    limit = (question.limit if measure == question.measure else 0.0) or default_limit(measure, want.datatype, dtypes)
     mine, other = want.values.astype(np.float64), got.values.astype(np.float64)
     match measure:
         case "cosine":
             values = cosines(mine, other)
-            return _Measured(values < limit, float(values.min(initial=1.0)), limit, f"cosine below {limit:g}")
+            return _Measured(~(values >= limit), float(values.min(initial=1.0)), limit, f"cosine below {limit:g}")
         case "logits":
             values, is_other = divergences(mine, other)
             note = f"another first choice, or more than {limit:g} nats"
-            return _Measured((values > limit) | is_other, float(values.max(initial=0.0)), limit, note)
+            return _Measured(~(values <= limit) | is_other, float(values.max(initial=0.0)), limit, note)
         case _:
             values = relative_errors(mine, other)
-            return _Measured(values > limit, float(values.max(initial=0.0)), limit, f"apart by more than {limit:g} of the largest value")
+            return _Measured(
+                ~(values <= limit), float(values.max(initial=0.0)), limit, f"apart by more than {limit:g} of the largest value"
+            )
 
 
 def _exactly(differs: Flags, note: str) -> _Measured:
@@ -166,6 +200,7 @@ class Kept:
     judgement: Judgement
     primary: Heard
     standby: Heard
+    order: Order | None = None  # known when it was asked
 
     def as_json(self) -> dict[str, Any]:
         judged = self.judgement
@@ -174,6 +209,7 @@ class Kept:
             "question": self.question,
             "body_sha256": self.body_sha256,
             "body": self.body,
+            "order": None if self.order is None else self.order.basis,
             "kind": judged.kind.value,
             "rows": list(judged.beyond),
             "output": judged.output,
@@ -191,6 +227,14 @@ class Kept:
         }
 
 
+class _Late(NamedTuple):
+    """How a node stood when it was first seen to be late: the time runs for as long as it stands so."""
+
+    version: str
+    applied: Applied
+    since_s: float  # monotonic
+
+
 @dataclass
 class Ledger:
     """All judgements so far. Counts are samples, that is rows; `lag_s`: how long a side may be behind."""
@@ -204,9 +248,9 @@ class Ledger:
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)  # compared samples by (primary, standby)
     questions: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)  # unanswered, by who was silent
-    behind_since: dict[tuple[str, str], float] = field(default_factory=dict)  # by pair, monotonic seconds of the first sample
+    late: dict[tuple[str, bool], _Late] = field(default_factory=dict)  # by node, and whether it was settled
 
-    def add(self, question: Question, primary: Heard, standby: Heard, judged: Judgement, now_s: float, at_ms: int) -> Judgement | None:
+    def add(self, question: Question, primary: Heard, standby: Heard, judged: Judgement, moment: Moment) -> Judgement | None:
         """The difference that somebody should act on, if it is one by now."""
         self.samples[judged.kind] += question.rows
         pair = (primary.node, standby.node)
@@ -214,27 +258,53 @@ class Ledger:
             self.faults[judged.silent] += question.rows
             return None
         if judged.kind is Kind.SWITCHING:
-            passed_s = now_s - self.behind_since.setdefault(pair, now_s)
+            passed_s = max(self._late_for(heard, moment.now_s) for heard in (primary, standby) if heard.node in judged.late)
             if passed_s <= self.lag_s:
                 return None
             judged = judged._replace(detail=f"{judged.detail} for {passed_s:.0f} s, {self.lag_s:g} s are allowed")
-        else:
-            self.behind_since.pop(pair, None)
         if judged.kind is Kind.COMPARED:
+            self._level(primary, standby)
             self.pairs[pair] += question.rows
             self.questions[question.name] += question.rows
             self.beyond += len(judged.beyond)
             if not judged.beyond:
                 return None
-        self.keep(question, primary, standby, judged, at_ms)
+        self.keep(question, primary, standby, judged, moment)
         return judged
 
-    def keep(self, question: Question, primary: Heard, standby: Heard, judged: Judgement, at_ms: int) -> None:
+    def looked(self, node: str, applied: Applied) -> None:
+        """A node says what it has applied: where that is something else it is late no longer."""
+        for key in ((node, True), (node, False)):
+            if key in self.late and self.late[key].applied != applied:
+                del self.late[key]
+
+    def _late_for(self, heard: Heard, now_s: float) -> float:
+        """Seconds for which the node has been late as it stands."""
+        key = heard.node, heard.settled
+        since = self.late.get(key)
+        if since is None or (since.version, since.applied) != (heard.version, heard.applied):
+            since = self.late[key] = _Late(heard.version, heard.applied, now_s)
+        return now_s - since.since_s
+
+    def _level(self, primary: Heard, standby: Heard) -> None:
+        """Both serve the same version.
+
+        One that stands as it did is behind for as long as it has been, whomever it is compared with: orders are never taken back. Of one in
+        the middle of a switch that is not known, unless the other one is late as well.
+        """
+        known = {node for node, _ in self.late}
+        for heard, other in ((primary, standby), (standby, primary)):
+            for settled in (True, False):
+                since = self.late.get((heard.node, settled))
+                if since is not None and (since.version != heard.version or not (settled or other.node in known)):
+                    del self.late[heard.node, settled]
+
+    def keep(self, question: Question, primary: Heard, standby: Heard, judged: Judgement, moment: Moment) -> None:
         self.dropped += len(self.kept) == self.kept.maxlen
         digest = hashlib.sha256(question.body).hexdigest()
         body = question.body.decode("utf-8", "replace") if len(question.body) <= MAX_KEPT_BODY else ""
-        heard = (side._replace(outputs=None) for side in (primary, standby))
-        self.kept.append(Kept(at_ms, question.name, digest, body, judged, *heard))
+        first, second = (side._replace(outputs=None) for side in (primary, standby))
+        self.kept.append(Kept(moment.at_ms, question.name, digest, body, judged, first, second, moment.order))
 
     @property
     def asked(self) -> int:

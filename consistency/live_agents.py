@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -34,9 +35,9 @@ class Standing(msgspec.Struct, frozen=True):
     boot_id: _Text
     version: _Text  # that serves
     checksum: _Text
-    applied: Annotated[dict[str, _Order], Meta(max_length=64)]  # empty while what it obeyed last is not what serves
+    applied: Annotated[dict[_Text, _Order], Meta(max_length=64)]  # empty while what it obeyed last is not what serves
     config_digest: _Text = ""
-    derived: dict[str, str] = {}
+    derived: dict[_Text, str] = {}
     probed: _Probed | None = None
 
     @property
@@ -45,8 +46,8 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Spec(msgspec.Struct, frozen=True):
-    name: str
-    datatype: str
+    name: _Text
+    datatype: _Text
     shape: tuple[int, ...]
 
 
@@ -100,7 +101,7 @@ class LiveAgents:
     async def _read(self, url: str, path: str, shape: type[T]) -> T:
         try:
             return msgspec.json.decode(await self._http.ask(Request("GET", url, path, MAX_ANSWER_BYTES)), type=shape)
-        except msgspec.MsgspecError as cause:
+        except (msgspec.MsgspecError, RecursionError) as cause:  # the latter for an answer that is nested deeply
             raise AgentFault("bad_answer", f"the answer cannot be read: {cause}") from cause
 
 
@@ -115,7 +116,9 @@ def _capacity(page: str, deployment: str) -> Capacity:
                     workers += sample.value > 0
                 if sample.name.startswith("raftmeta_agent_compute_seconds_") and labels.get("deployment") == deployment:
                     sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-    except ValueError as cause:
-        raise AgentFault("bad_answer", f"the page of metrics cannot be read: {cause}") from cause
-    count = sums.get("raftmeta_agent_compute_seconds_count", 0.0)
-    return Capacity(workers, sums.get("raftmeta_agent_compute_seconds_sum", 0.0) / count if count else 0.0)
+    except (ValueError, LookupError, TypeError, AttributeError) as cause:  # the library has no error of its own for what is malformed
+        raise AgentFault("bad_answer", f"the page of metrics cannot be read: {type(cause).__name__}: {cause}") from cause
+    count, seconds = (sums.get(f"raftmeta_agent_compute_seconds_{what}", 0.0) for what in ("count", "sum"))
+    if not (math.isfinite(count) and math.isfinite(seconds) and count >= 0 and seconds >= 0):
+        raise AgentFault("bad_answer", f"the page of metrics says that {count:g} requests took {seconds:g} s of computing")
+    return Capacity(workers, seconds / count if count else 0.0)

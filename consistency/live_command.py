@@ -1,8 +1,9 @@
 """`raftmeta live`: asks both sides of a deployment the same, all the time, and compares what they answer.
 
 A check compares memory; this compares what comes of it, over whatever lies between: kernels, derived tensors, tokenizers, another build.
-It needs a token that may ask models and look at nodes. What is found is recorded with the members as a verdict `diverged`; that nothing was
-found is not recorded, since a verdict `consistent` says more than this can know.
+It needs a token that may ask models and look at nodes. What is found is recorded with the members as a verdict `diverged` of the order that
+was known when it was asked, so that they refuse it once another one was given; that nothing was found is not recorded, since a verdict
+`consistent` says more than this can know.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from consistency import live_report
 from consistency.agent_answers import AgentFault
 from consistency.agents import HttpAgents
 from consistency.findings import DIVERGED, EXIT_STATUS
-from consistency.live import Heard, Judgement, Kind, Ledger, Question
+from consistency.live import Heard, Judgement, Kept, Kind, Ledger, Order, Question
 from consistency.live_agents import LiveAgents
 from consistency.live_report import Ran
 from consistency.live_run import Probing
@@ -36,11 +37,14 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import Manifest
 
 if TYPE_CHECKING:
-    from raftmeta.client import Client
+    from raftmeta.client import Client, Reply
 
 TELL_S = 1.0
 TELL_FILE_S = 60.0  # where each is a line of its own
-RECORD_S = 300.0  # between records of a run that goes on finding differences
+RECORD_S = 300.0  # between records of a run that goes on finding differences; nothing older is recorded
+RECORD_AGAIN_S = 10.0  # after one that was not taken
+ORDER_S = 5.0  # between questions to the members what is ordered
+MAX_SHARE_RATE = 1000.0  # samples a second by --share: nodes tell what they can compute, and a wrong word must not flood them
 LOOK_S = 30.0  # between looks at the memory of one node
 MAX_ACTIONS = 50  # that the report shows, the newest
 WARM_REQUESTS = 5  # of each node that has computed nothing yet
@@ -49,7 +53,16 @@ WARM_REQUESTS = 5  # of each node that has computed nothing yet
 @dataclass(frozen=True, kw_only=True)
 class LiveOptions(QuestionOptions):
     seconds: Annotated[float | None, typer.Option("--for", metavar="SECONDS", min=1, help="Without it until Ctrl-C or SIGTERM.")] = None
-    share: Annotated[float, typer.Option("--share", metavar="SHARE", min=0.0001, max=1, help="Of the capacity of the smaller side.")] = 0.02
+    share: Annotated[
+        float,
+        typer.Option(
+            "--share",
+            metavar="SHARE",
+            min=0.0001,
+            max=1,
+            help=f"Of the capacity of the smaller side; at most {MAX_SHARE_RATE:g} samples a second.",
+        ),
+    ] = 0.02
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="SAMPLES", min=0.01, max=100_000, help="A second, instead of --share.")
     ] = None
@@ -97,7 +110,8 @@ class _Session:
     actions: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ACTIONS))
     looked_at: dict[str, float] = field(default_factory=dict)  # by node, monotonic
     urls: Mapping[str, str] = field(default_factory=dict)
-    recorded_at: float = float("-inf")
+    record_at: float = float("-inf")  # monotonic, not before
+    recorded: Kept | None = None  # the last sample that was offered to the members
     ran: Callable[[], Ran] = field(init=False)
     model: str = ""
     _dtypes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -109,11 +123,11 @@ class _Session:
         questions, sources = await questions_for(self.options, sides, self.agents, await self._learn(deployment.version))
         first = next(questions)
         capacity = await self._capacity(sides, first)
-        rows = first.rows
-        rate = self.options.rate or max(0.01, self.options.share * capacity * rows)
+        rate = rate_of(self.options, capacity, first.rows)
         assert deployment.standby is not None
         ledger = Ledger({"primary": deployment.primary.nodes, "standby": deployment.standby.nodes}, self.options.lag_limit)
         probing = Probing(sides, self.agents, ledger, questions, self._dtypes_of, self._act, rate)
+        probing.order = order_of(await self.client.get_deployment(self.options.deployment))
         began = time.monotonic()
 
         def ran() -> Ran:
@@ -127,14 +141,24 @@ class _Session:
         with stopped_by_signals() as stop:
             if self.options.seconds is not None:
                 asyncio.get_running_loop().call_later(self.options.seconds, stop.set)
-            telling = asyncio.create_task(self._tell(ran))
+            beside = [asyncio.create_task(self._tell(ran)), asyncio.create_task(self._follow(probing))]
             try:
                 await probing.run(stop)
             finally:
-                telling.cancel()
-        if live_report.verdict(ran()) == DIVERGED:
+                for task in beside:
+                    task.cancel()
+                await asyncio.gather(*beside, return_exceptions=True)
+        if ledger.kept and ledger.kept[-1] is not self.recorded:
             await self._record()
         return ran()
+
+    async def _follow(self, probing: Probing) -> None:
+        while True:
+            await asyncio.sleep(ORDER_S)
+            try:
+                probing.order = order_of(await self.client.get_deployment(self.options.deployment))
+            except RaftmetaError as error:  # what is found meanwhile is of the order before; if there is another by now, it is refused
+                self.progress.say(output.printable(f"{self.options.deployment}: the members do not say what is ordered: {error}"))
 
     async def _tell(self, ran: Callable[[], Ran]) -> None:
         while True:
@@ -177,14 +201,14 @@ class _Session:
     # --- after a difference
 
     async def _act(self, question: Question, primary: Heard, standby: Heard, judged: Judgement) -> None:
-        self.progress.say(f"{self.options.deployment}: {primary.node} and {standby.node} differ: {judged.detail}")
+        self.progress.say(output.printable(f"{self.options.deployment}: {primary.node} and {standby.node} differ: {judged.detail}"))
         if self.options.look:
             due = [heard for heard in (primary, standby) if time.monotonic() - self.looked_at.get(heard.node, float("-inf")) >= LOOK_S]
             self.looked_at |= {heard.node: time.monotonic() for heard in due}
             self.actions.extend(await asyncio.gather(*(self._look_at(heard.node) for heard in due)))
             if len(due) == 2 and judged.kind is Kind.COMPARED:
                 self.actions.extend(await self._beside(primary.node, standby.node))
-        if time.monotonic() - self.recorded_at >= RECORD_S:
+        if time.monotonic() >= self.record_at:
             await self._record()
 
     async def _look_at(self, node: str) -> str:
@@ -218,27 +242,46 @@ class _Session:
         return said
 
     async def _record(self) -> None:
-        self.recorded_at = time.monotonic()
+        """Offer the newest difference to the members, as one of the order that was known when it was asked."""
+        ran = self.ran()
+        kept = self.recorded = ran.ledger.kept[-1]
+        self.record_at = time.monotonic() + RECORD_S
         if not self.options.record:
             return
-        ran = self.ran()
-        kept = ran.ledger.kept[-1]
-        try:
-            reply = await self.client.get_deployment(self.options.deployment)
-            now = deployment_of(reply)
-            if now.in_flight or now.version not in (kept.primary.version, kept.standby.version):
-                self.actions.append(f"not recorded: {now.version} was ordered since")
-                return
-            basis = {
-                "generation": reply.generation,
-                "order_revision": now.order_revision,
-                "version": now.version,
-                "started_revision": reply.revision,
-                "node_count": len(now.nodes) - len(ran.ledger.uncompared),
-            }
-            await self.client.record_verdict(self.options.deployment, DIVERGED, live_report.for_record(ran), basis=basis)
-        except RaftmetaError as error:
-            self.actions.append(f"not recorded: {error}")
+        why = _unrecordable(kept, time.time_ns() // 1_000_000)
+        if not why:
+            assert kept.order is not None
+            nodes = sum(map(len, ran.ledger.nodes.values())) - len(ran.ledger.uncompared)
+            basis = kept.order.basis | {"node_count": nodes}
+            try:
+                await self.client.record_verdict(self.options.deployment, DIVERGED, live_report.for_record(ran), basis=basis)
+            except RaftmetaError as error:
+                why = str(error)
+        if why:
+            self.record_at = time.monotonic() + RECORD_AGAIN_S
+            self.actions.append(f"not recorded: {why}")
+
+
+def rate_of(options: LiveOptions, capacity: float, rows: int) -> float:
+    """Samples a second, from requests a second of the smaller side and samples of a request."""
+    return options.rate or min(MAX_SHARE_RATE, max(0.01, options.share * capacity * rows))
+
+
+def order_of(reply: Reply) -> Order:
+    """What a deployment, as a member shows it, is ordered to serve."""
+    seen = deployment_of(reply)
+    return Order(reply.generation, seen.order_revision, seen.version, reply.revision, seen.in_flight)
+
+
+def _unrecordable(kept: Kept, now_ms: int) -> str:
+    """Why no verdict follows from a difference, "" when one does."""
+    order = kept.order
+    if order is None:
+        return "it is not known what was ordered"
+    if order.in_flight or order.version not in (kept.primary.version, kept.standby.version):
+        return f"{order.version} was being switched to"
+    age_s = (now_ms - kept.at_ms) / 1000
+    return f"the last difference is {age_s:.0f} s old, {RECORD_S:g} s are allowed" if age_s > RECORD_S else ""
 
 
 main = command("live", LiveOptions, _live)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from consistency.inference import NUMBERS, request_body
 from consistency.live import Question
@@ -20,6 +21,7 @@ from raftmeta.core.probes import MEASURES, Probe, ProbeTensor
 
 MAX_LINES = 100_000
 MAX_LINE_BYTES = 1 << 20
+MAX_NAME = 128  # characters: it is reported and recorded with every sample
 DRAWN = "drawn"
 
 
@@ -27,7 +29,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a file: the inputs of a request of the inference protocol, and how its answers are compared."""
 
     inputs: list[dict[str, Any]]
-    name: str = ""
+    name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     measure: str = "close"
     limit: float = 0.0
 
@@ -79,14 +81,17 @@ def _drawn(specs: Sequence[Spec], rows: int, seed: int) -> Iterator[Question]:
 def _of_line(line: str, number: int) -> Question:
     try:
         given = msgspec.json.decode(line, type=_Line)
-    except msgspec.MsgspecError as cause:
+    except (msgspec.MsgspecError, RecursionError) as cause:
         raise RaftmetaError("bad_field", f"line {number}: {cause}") from cause
     if given.measure not in MEASURES or not 0.0 <= given.limit <= 1e6 or not given.inputs:
         raise RaftmetaError("bad_field", f"line {number}: expected inputs, a measure of {', '.join(MEASURES)} and a limit of 0..1e6")
     shapes = [item.get("shape") for item in given.inputs]
     firsts = {shape[0] if isinstance(shape, list) and shape and isinstance(shape[0], int) else 1 for shape in shapes}
     body = msgspec.json.encode({"inputs": given.inputs})
-    return Question(given.name or f"line {number}", body, max(1, firsts.pop()) if len(firsts) == 1 else 1, given.measure, given.limit)
+    rows = max(1, firsts.pop()) if len(firsts) == 1 else 1
+    if rows > MAX_LINE_BYTES:
+        raise RaftmetaError("bad_field", f"line {number}: a shape of {rows} samples, which no line of {MAX_LINE_BYTES} characters holds")
+    return Question(given.name or f"line {number}", body, rows, given.measure, given.limit)
 
 
 def _rows(tensors: Sequence[ProbeTensor]) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from consistency.findings import CONSISTENT, DIVERGED, INCOMPLETE
 from consistency.live import Kept, Kind, Ledger
+from consistency.report import MAX_RECORD_BYTES
 from raftmeta.cli.output import printable
 
 MAX_SHOWN = 5
 MAX_RECORDED = 10  # of the samples that are kept
+MAX_ROWS_RECORDED = 64  # of one of them
 
 
 class Ran(NamedTuple):
@@ -43,7 +47,8 @@ def line(ran: Ran) -> str:
     return f"{ran.deployment}: {ledger.asked} samples, {100 * ledger.coverage:.1f} % compared, {within}, {ledger.beyond} beyond"
 
 
-def as_json(ran: Ran, kept: int | None = None) -> dict[str, Any]:
+def as_json(ran: Ran, kept: Sequence[Kept] | None = None) -> dict[str, Any]:
+    """`kept`: the samples to show, all of them without it."""
     ledger = ran.ledger
     covered, pairs = ledger.pairs_covered
     return {
@@ -63,14 +68,53 @@ def as_json(ran: Ran, kept: int | None = None) -> dict[str, Any]:
         "not_compared": list(ledger.uncompared),
         "unanswered": dict(sorted(ledger.faults.items())),
         "actions": list(ran.actions),
-        "kept": [each.as_json() for each in list(ledger.kept)[-(kept or len(ledger.kept)) :]] if ledger.kept else [],
+        "kept": [each.as_json() for each in (ledger.kept if kept is None else kept)],
         "dropped": ledger.dropped,
     }
 
 
 def for_record(ran: Ran) -> dict[str, Any]:
-    """With as many of the newest samples as the log takes beside everything else."""
-    return as_json(ran, MAX_RECORDED)
+    """With as much as the log takes of what has no bound, the newest samples last to go: `cut` counts what was left out of each part."""
+    made = as_json(ran, [])
+    samples = [each.as_json() for each in list(ran.ledger.kept)[-MAX_RECORDED:]]
+    cut: Counter[str] = Counter({"kept": len(ran.ledger.kept) - len(samples)})
+    for sample in samples:
+        cut["rows"] += max(0, len(sample["rows"]) - MAX_ROWS_RECORDED)
+        sample["rows"] = sample["rows"][:MAX_ROWS_RECORDED]
+    made |= {"kept": samples, "cut": cut}
+    least = (("kept", 1), ("actions", 0), ("not_compared", 0), ("unanswered", 0), ("kept", 0))
+    for step in (_without_bodies, *(_halving(part, left) for part, left in least)):
+        while len(json.dumps(made)) > MAX_RECORD_BYTES and step(made):
+            pass
+    return made | {"cut": {part: count for part, count in sorted(cut.items()) if count}}
+
+
+def _without_bodies(made: dict[str, Any]) -> bool:
+    """Leave out the body of one sample, the oldest first; it can be known again by its digest. False when there is none."""
+    for sample in made["kept"]:
+        if sample["body"]:
+            sample["body"] = ""
+            made["cut"]["bodies"] += 1
+            return True
+    return False
+
+
+def _halving(part: str, least: int) -> Callable[[dict[str, Any]], bool]:
+    """Keep the newer, or more frequent, half of a part. The step is False when the part is at its least."""
+
+    def step(made: dict[str, Any]) -> bool:
+        found = made[part]
+        if len(found) <= least:
+            return False
+        count = len(found) // 2
+        made["cut"][part] += len(found) - count
+        if isinstance(found, dict):
+            made[part] = dict(sorted(Counter(found).most_common(count)))
+        else:
+            made[part] = found[len(found) - count :]
+        return True
+
+    return step
 
 
 def as_text(ran: Ran) -> str:

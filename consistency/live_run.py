@@ -16,7 +16,7 @@ from typing import Protocol
 from consistency.agent_answers import AgentFault
 from consistency.applied import Applied
 from consistency.inference import Output
-from consistency.live import MEMBERS, Heard, Judgement, Kind, Ledger, Question, judge
+from consistency.live import MEMBERS, Heard, Judgement, Kind, Ledger, Moment, Order, Question, judge
 from consistency.live_agents import Standing
 from consistency.open_loop import Due, open_loop
 from consistency.two_sides import Sides
@@ -45,6 +45,7 @@ class Probing:
     act: Act
     rate: float  # samples a second
     skipped: int = 0  # samples that were due and not asked
+    order: Order | None = None  # of the members, the last that was heard; whoever hears another sets it
     _standings: dict[str, Standing] = field(default_factory=dict)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -71,12 +72,12 @@ class Probing:
             polling.result()  # it ended before: for a fault that nobody expected
 
     async def _ask(self, question: Question, primary: str, standby: str) -> None:
-        before = {node: self._standings.get(node) for node in (primary, standby)}
+        before, order = {node: self._standings.get(node) for node in (primary, standby)}, self.order
         first, second = await asyncio.gather(self._hear(primary, question), self._hear(standby, question))
         if first.outputs is not None and second.outputs is not None and first.version != second.version:
             first, second = await asyncio.gather(self._place(first, before[primary]), self._place(second, before[standby]))
         judged = await self._judged(question, first, second)
-        difference = self.ledger.add(question, first, second, judged, time.monotonic(), time.time_ns() // 1_000_000)
+        difference = self.ledger.add(question, first, second, judged, Moment(time.monotonic(), time.time_ns() // 1_000_000, order))
         if difference is not None:
             await self.act(question, first, second, difference)
 
@@ -99,17 +100,18 @@ class Probing:
         return Heard(node, version, applied, outputs)
 
     async def _place(self, heard: Heard, before: Standing | None) -> Heard:
-        """What the node has applied now, and whether it had before it was asked."""
+        """What the node has applied now, and whether it had before it was asked; one that does not say is not settled."""
         try:
             after = await self._look(heard.node)
         except AgentFault as fault:
-            return heard._replace(outputs=None, fault=f"{fault.code}: {fault.detail}")
+            return heard._replace(applied={}, settled=False, fault=f"{fault.code}: {fault.detail}")
         settled = before == after and bool(after.applied) and after.version == heard.version
         return heard._replace(applied=after.applied, settled=settled)
 
     async def _look(self, node: str) -> Standing:
         found = await self.agents.standing(self.sides.urls[node], self.sides.deployment)
         self._standings[node] = found
+        self.ledger.looked(node, found.applied)
         return found
 
     async def _poll(self) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,42 @@ def test_a_fail_over_without_a_side_to_take_over_is_refused_and_changes_nothing(
         os.kill(sides.standby.child("control"), signal.SIGCONT)
     assert sides.plane.state.deployments[DEPLOYMENT].order_revision == order
     sides.standby.until_settled("1.0.0")
+
+
+def drilled_until_moved(sides: TwoSides, tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    """A drill that has let the other side serve."""
+    order = sides.plane.state.deployments[DEPLOYMENT].order_revision
+    command = [sys.executable, "-m", "raftmeta.cli.main", "drill", "side-failover", DEPLOYMENT, "--url", sides.plane.url, *words]
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    until = time.monotonic() + PATIENCE_S
+    while sides.plane.state.deployments[DEPLOYMENT].order_revision == order and process.poll() is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return process
+
+
+def test_a_drill_that_is_ended_by_a_signal_goes_back(sides: TwoSides, tmp_path: Path) -> None:
+    process = drilled_until_moved(sides, tmp_path, "--steady", "3")
+    process.send_signal(signal.SIGTERM)
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and "it was told to stop; the primary side serves" in said, (said, errors)
+    assert sides.plane.state.deployments[DEPLOYMENT].serving_side == "primary"
+
+
+def test_a_drill_whose_way_back_is_refused_says_who_serves_and_how_to_go_back(sides: TwoSides, tmp_path: Path) -> None:
+    process = drilled_until_moved(sides, tmp_path, "--steady", "3", "--node-timeout", "1")
+    os.kill(sides.primary.child("control"), signal.SIGSTOP)
+    try:
+        said, errors = process.communicate(timeout=PATIENCE_S)
+    finally:
+        os.kill(sides.primary.child("control"), signal.SIGCONT)
+    assert process.returncode == 1 and "THE STANDBY SIDE SERVES NOW" in said, (said, errors)
+    assert f"raftmeta failover {DEPLOYMENT} --to primary --url {sides.plane.url}" in errors
+    sides.primary.until_settled("1.0.0")
+    check(sides)
+    back = sides.command("failover", DEPLOYMENT, "--to", "primary")
+    assert back.returncode == 0 and sides.plane.state.deployments[DEPLOYMENT].serving_side == "primary", (back.stdout, back.stderr)
 
 
 def test_one_flipped_bit_is_found_and_no_earlier_reading_hides_it(sides: TwoSides) -> None:

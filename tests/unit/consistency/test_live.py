@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from consistency.applied import Applied
 from consistency.inference import Output, read_answer, request_body
-from consistency.live import MAX_KEPT, Heard, Judgement, Kind, Ledger, Question, judge
+from consistency.live import MAX_KEPT, Heard, Judgement, Kind, Ledger, Moment, Question, judge
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.probes import ProbeTensor
 
@@ -58,8 +58,40 @@ def test_what_is_not_finite_is_never_within_tolerance_not_even_on_both_sides(val
 
 @pytest.mark.parametrize(("dtypes", "limit"), [(("F32",), 1e-4), (("BF16", "F32"), 5e-2)])
 def test_the_tolerance_is_that_of_the_narrowest_dtype_of_the_version(dtypes: tuple[str, ...], limit: float) -> None:
-    assert not judged(CLOSE, ROWS, ROWS + np.float32(limit * 4 * 0.9), dtypes=dtypes).beyond
-    assert judged(CLOSE, ROWS, ROWS + np.float32(limit * 4 * 1.1), dtypes=dtypes).beyond
+    # 3 is the largest value of the middle row, which the smallest is measured by
+    assert not judged(CLOSE, ROWS, ROWS + np.float32(limit * 3 * 0.9), dtypes=dtypes).beyond
+    assert judged(CLOSE, ROWS, ROWS + np.float32(limit * 3 * 1.1), dtypes=dtypes).beyond
+
+
+def test_one_great_row_hides_nothing_of_the_others_and_a_row_near_zero_is_not_held_to_its_own_rounding() -> None:
+    two = CLOSE._replace(rows=2)
+    assert judged(two, np.array([[1e6], [1.0]], "<f4"), np.array([[1e6], [-1.0]], "<f4")).beyond == (1,)
+    assert not judged(CLOSE, np.array([[1.0], [2.0], [1e-6]], "<f4"), np.array([[1.0], [2.0], [1.1e-6]], "<f4")).beyond
+
+
+@pytest.mark.parametrize(("measure", "limit"), [("cosine", 0.99), ("logits", 2.0)])
+def test_the_limit_of_a_measure_that_needs_rows_is_no_relative_error(measure: str, limit: float) -> None:
+    question = Question("q", b"{}", 2, measure, limit)
+    found = judged(question, np.array([1.0, 2.0], "<f4"), np.array([0.05, 3.9], "<f4"))
+    assert (found.beyond, found.limit) == ((0, 1), 1e-4)
+    rows = judged(question, np.array([[1.0, 2.0]] * 2, "<f4"), np.array([[1.0, 2.0]] * 2, "<f4"))
+    assert (rows.beyond, rows.limit) == ((), limit)
+
+
+HUGE, TINY = 1.7e308, 1e-200
+
+
+@pytest.mark.parametrize("measure", ["close", "cosine", "logits"])
+@pytest.mark.parametrize("row", [[HUGE, -HUGE], [TINY, -TINY], [5e-324, 0.0]])
+def test_numbers_near_the_ends_of_the_range_are_compared_like_others(measure: str, row: list[float]) -> None:
+    want = np.array([row, row])
+    question = Question("q", b"{}", 2, measure)
+    with np.errstate(all="raise", under="ignore"):
+        assert not judged(question, want, want.copy(), "FP64", ("F64",)).beyond
+    with np.errstate(all="raise", under="ignore"):
+        other = judged(question, want, want * np.array([[1.0], [-1.0]]), "FP64", ("F64",))
+    if measure != "logits" or row[0] == HUGE:  # tiny logits make the same distribution
+        assert other.beyond == (1,), other
 
 
 def test_whole_numbers_texts_and_other_shapes() -> None:
@@ -99,7 +131,7 @@ def test_same_version_is_compared_even_while_a_node_switches() -> None:
 
 
 def add(ledger: Ledger, primary: Heard, standby: Heard, now_s: float = 0.0) -> bool:
-    return ledger.add(CLOSE, primary, standby, judge(CLOSE, primary, standby, ("F32",)), now_s, 0) is not None
+    return ledger.add(CLOSE, primary, standby, judge(CLOSE, primary, standby, ("F32",)), Moment(now_s)) is not None
 
 
 def test_shares_and_coverage_count_samples() -> None:
@@ -123,6 +155,48 @@ def test_a_side_that_stays_behind_becomes_a_difference_and_one_that_follows_does
     assert add(ledger, *behind, now_s=110.1) and "for 10 s" in ledger.kept[0].judgement.detail
     assert not add(ledger, heard("p", ROWS, "2.0.0"), heard("s", ROWS, "2.0.0"), now_s=111.0)
     assert not add(ledger, *behind, now_s=112.0), "the time begins anew"
+
+
+def moved(node: str, version: str, order: int, settled: bool = True) -> Heard:
+    return heard(node, ROWS, version, {"c": (1, order)}, settled)
+
+
+def test_two_switches_far_apart_are_no_lag_though_nothing_was_compared_between() -> None:
+    ledger = Ledger({"primary": ["p"], "standby": ["s"]}, lag_s=10.0)
+    assert not add(ledger, moved("p", "2.0.0", 6), moved("s", "1.0.0", 5), 0.0)
+    assert not add(ledger, heard("p"), moved("s", "1.0.0", 5), 1800.0)
+    assert not add(ledger, moved("p", "3.0.0", 9), moved("s", "2.0.0", 6), 3600.0)
+
+
+def test_the_middle_of_two_switches_far_apart_is_no_lag_once_the_node_was_seen_to_be_through() -> None:
+    ledger = Ledger({"primary": ["p"], "standby": ["s"]}, lag_s=10.0)
+    switching = heard("s", ROWS, "1.0.0", {}, False)
+    assert not add(ledger, moved("p", "2.0.0", 6), switching, 0.0)
+    ledger.looked("s", {"c": (1, 6)})
+    assert not add(ledger, moved("p", "3.0.0", 9), switching, 3600.0)
+    assert add(ledger, moved("p", "3.0.0", 9), switching, 3611.0)
+
+
+def test_a_node_that_never_follows_is_a_difference_however_seldom_each_pair_has_its_turn() -> None:
+    primaries, standbys = [f"p{at}" for at in range(10)], ["s0", "s1", "s2"]
+    ledger = Ledger({"primary": primaries, "standby": standbys}, lag_s=10.0)
+    pairs = [(primary, standby) for primary in primaries for standby in standbys]
+    alarms = []
+    for at, (primary, standby) in enumerate(pairs):
+        late = moved(standby, "1.0.0", 5) if standby == "s1" else moved(standby, "2.0.0", 6)
+        if add(ledger, moved(primary, "2.0.0", 6), late, 3.0 * at):
+            alarms.append((standby, 3 * at))
+    assert alarms[0] == ("s1", 21), "asked at 3, 12 and 21: at the first question to it after the time it has"
+    assert {node for node, _ in alarms} == {"s1"}
+
+
+def test_an_answer_like_that_of_another_late_node_gives_no_more_time() -> None:
+    ledger = Ledger({"primary": ["p", "q"], "standby": ["s"]}, lag_s=10.0)
+    late = heard("s", ROWS, "1.0.0", {}, False)
+    assert not add(ledger, moved("p", "2.0.0", 6), late, 0.0)
+    ledger.add(CLOSE, moved("q", "1.0.0", 5), moved("s", "2.0.0", 6), Judgement(Kind.SWITCHING, late=("q",)), Moment(1.0))
+    assert not add(ledger, moved("q", "1.0.0", 5), heard("s", ROWS, "1.0.0", {}), 2.0), "both serve the old one"
+    assert add(ledger, moved("p", "2.0.0", 6), late, 11.0)
 
 
 def test_the_queue_is_bounded_and_says_what_it_forgot() -> None:
@@ -152,11 +226,23 @@ def test_numbers_survive_the_protocol_to_the_last_bit(values: list[float]) -> No
         ({"datatype": "UINT8", "shape": [1], "data": [256]}, "no UINT8"),
         ({"datatype": "COMPLEX", "shape": [1], "data": [1]}, "unknown"),
         ({"datatype": "BYTES", "shape": [1], "data": [1]}, "no text"),
+        ({"datatype": "INT64", "shape": [1], "data": [1.9]}, "no number of that kind"),
+        ({"datatype": "INT64", "shape": [1], "data": [None]}, "no number of that kind"),
+        ({"datatype": "UINT8", "shape": [1], "data": [True]}, "no number of that kind"),
+        ({"datatype": "BOOL", "shape": [1], "data": [None]}, "no number of that kind"),
+        ({"datatype": "BOOL", "shape": [1], "data": [1]}, "no number of that kind"),
+        ({"datatype": "FP32", "shape": [1], "data": [True]}, "no number of that kind"),
+        ({"datatype": "x" * 300, "shape": [1], "data": [1]}, "none of the inference protocol"),
     ],
 )
 def test_an_answer_that_contradicts_itself_is_refused(output: dict[str, Any], says: str) -> None:
     with pytest.raises(RaftmetaError, match=says):
         read_answer(json.dumps({"model_version": "1", "outputs": [{"name": "y", **output}]}).encode())
+
+
+def test_an_answer_that_is_nested_deeply_is_refused_like_any_other() -> None:
+    with pytest.raises(RaftmetaError, match="none of the inference protocol"):
+        read_answer(b'{"x":' + b"[" * 3000 + b"]" * 3000 + b"}")
 
 
 def test_what_json_has_no_word_for_is_not_finite() -> None:

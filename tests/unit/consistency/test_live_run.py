@@ -13,7 +13,7 @@ import pytest
 from consistency import live_questions, live_run
 from consistency.agent_answers import AgentFault
 from consistency.inference import Output
-from consistency.live import Heard, Judgement, Kind, Ledger, Question
+from consistency.live import Heard, Judgement, Kind, Ledger, Moment, Question, judge
 from consistency.live_agents import Spec, Standing
 from consistency.live_run import Probing
 from consistency.two_sides import Sides
@@ -30,6 +30,7 @@ class Node:
     answers: float = 1.0
     silent: str = ""
     is_moving: bool = False
+    says_nothing: bool = False  # of what it has applied
     delay_s: float = 0.0
     asked: int = 0
 
@@ -54,8 +55,8 @@ class Fleet:
         return answer
 
     async def standing(self, url: str, deployment: str) -> Standing:
-        if self.nodes[url].silent:
-            raise AgentFault(self.nodes[url].silent, "as the test says")
+        if self.nodes[url].silent or self.nodes[url].says_nothing:
+            raise AgentFault(self.nodes[url].silent or "timed_out", "as the test says")
         return self.nodes[url].standing()
 
 
@@ -133,6 +134,25 @@ def test_a_standby_that_never_follows_is_a_difference_after_the_time_it_has() ->
     scene = Scene(Fleet({"p": Node("2.0.0", 6), "s": Node()}))
     ledger = scene.run(0.5)
     assert ledger.samples[Kind.SWITCHING] and scene.acted and "s is behind for" in scene.acted[0].detail
+
+
+def test_a_node_of_another_version_that_does_not_say_what_it_has_applied_is_a_difference_after_the_time_it_has() -> None:
+    scene = Scene(Fleet({"p": Node("2.0.0", 6), "s": Node(says_nothing=True)}))
+    ledger = scene.run(0.5)
+    assert not ledger.faults and scene.acted and "s does not say what it has applied: timed_out" in scene.acted[0].detail
+    assert not Scene(Fleet({"p": Node("2.0.0", 6), "s": Node(says_nothing=True)})).run(0.1).kept
+
+
+class Mute(Fleet):
+    async def infer(self, url: str, deployment: str, body: bytes) -> tuple[str, tuple[Output, ...]]:
+        raise AgentFault("timed_out", "as the test says")
+
+
+def test_a_node_that_says_that_it_has_followed_is_late_no_longer_though_nothing_could_be_compared() -> None:
+    scene = Scene(Mute())
+    primary, standby = Heard("p", "2.0.0", {"c": (1, 6)}, ()), Heard("s", "1.0.0", {}, (), settled=False)
+    scene.ledger.add(QUESTION, primary, standby, judge(QUESTION, primary, standby, ()), Moment(0.0))
+    assert scene.ledger.late and not scene.run(0.1).late
 
 
 def test_two_that_applied_the_same_and_serve_different_versions_contradict_each_other() -> None:
