@@ -38,10 +38,14 @@ class Snapshots:
         fresh = self._arena.with_name(f".{self._arena.name}.slot{slot}.fresh")
         fresh.unlink(missing_ok=True)
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, MODE)
-            file.write(data)
-        fresh.rename(self._path(slot, digest))
+        try:
+            with os.fdopen(fd, "wb") as file:
+                os.fchmod(fd, MODE)
+                file.write(data)
+            fresh.rename(self._path(slot, digest))
+        except OSError:
+            fresh.unlink(missing_ok=True)  # half of it, in memory that is full
+            raise
         return digest
 
     def load(self, slot: int, digest: str) -> SlotSnapshot | None:
