@@ -258,8 +258,8 @@ class Scrub:
         log.error("finding", deployment=self._name, kind=finding.kind.value, detail=finding.detail, remedy=finding.remedy)
 
     def _say(self, damage: str) -> None:
-        """Durable: not ready until it is taken back, also by the next control process."""
-        self._remembered.remember(damage=damage[:MAX_TEXT])
+        """Durable where the disk takes it: not ready until it is taken back, also by the next control process."""
+        self._remembered.keep(damage=damage[:MAX_TEXT])
 
     async def _whole(self) -> None:
         """Everything is as it was verified, unless workers are not."""
