@@ -86,6 +86,7 @@ class ControlBlock:
     def __init__(self, path: Path, fd: int, header: _Header, barrier: Membarrier) -> None:
         self.path = path
         self.block_id = header.block_id
+        self._header = header
         self.barrier = barrier
         self._fd = fd
         self._mapping = mmap.mmap(fd, _SIZE)
@@ -135,6 +136,14 @@ class ControlBlock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
             raise Refusal("control_in_use", f"control block {self.path}", "no other control process", "one that holds its lock") from cause
+
+    def mend_header(self) -> bool:
+        """Write the header again when it is not as it was when this process opened the block. True when it was not."""
+        known = checked.encode(self._header, _PAGE)
+        if self._mapping[: len(known)] == known:
+            return False
+        self._mapping[: len(known)] = known
+        return True
 
     def serve_nothing(self) -> None:
         """Nobody enters a slot until the next switch. While no control process has the lock."""
