@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +27,7 @@ from node_agent.device.snapshot import SlotSnapshot
 from node_agent.failure import FailureClass
 from node_agent.layout import Layout, Placement
 from node_agent.refusal import Refusal
+from node_agent.runtime import log
 from node_agent.scrub import Span
 from node_agent.slot_checks import Whole
 from node_agent.station import Station
@@ -93,6 +95,18 @@ class ActiveMemory:
         station = self._station
         return station.block.active() == (watched.slot, watched.epoch) and station.slot_record(watched.slot) == watched.record
 
+    def as_it_is(self, watched: Watched) -> Watched | None:
+        """The same with the record of now: a repair, also one that was put back, gives the slot a new one. None: something else serves."""
+        station = self._station
+        record = station.slot_record(watched.slot)
+        same = msgspec.structs.replace(record, repairs=watched.record.repairs) == watched.record
+        return watched._replace(record=record) if same and station.block.active() == (watched.slot, watched.epoch) else None
+
+    def is_repaired(self, watched: Watched, tensors: Sequence[str]) -> bool:
+        """There was a repair since, and these tensors are whole."""
+        now = self.as_it_is(watched)
+        return now is not None and now.record != watched.record and not any(self.damaged(now, tensor) for tensor in tensors)
+
     def read(self, watched: Watched, span: Span) -> Words:
         """Block checks [blocks, 2] of the memory as it is now."""
         place = watched.places[span.tensor]
@@ -128,9 +142,16 @@ class ActiveMemory:
             self._station.note_whole(None)
 
     def prepare(self, watched: Watched, tensors: Sequence[str]) -> str:
-        """The list that a repair or `condemn` gives the slot: all tensors but these. Gives its digest. Takes a while for large versions."""
+        """The list that a repair or `condemn` gives the slot: all tensors but these. Gives its digest. Takes a while for large versions.
+
+        "" where there is no room for it: then nothing of the slot is believed whole, should it be given up.
+        """
         held = {name: digest for name, digest in watched.held.items() if name not in tensors}
-        return self._station.snapshots.save(watched.slot, SlotSnapshot(watched.layout, held))
+        try:
+            return self._station.snapshots.save(watched.slot, SlotSnapshot(watched.layout, held))
+        except OSError as cause:
+            log.error("snapshot_not_written", deployment=self._station.name, slot=watched.slot, reason=str(cause))
+            return ""
 
     def repair(self, watched: Watched, fixes: Sequence[Fix], without: str, until_ns: int) -> None:
         """Write the blocks again. `without`: from `prepare`; `until_ns`: no request may enter before that.
@@ -156,20 +177,28 @@ class ActiveMemory:
                 self._end(watched, arena)
             finally:
                 station.in_repair.pop(watched.slot, None)
-        station.snapshots.drop_others(watched.slot, watched.record.snapshot_digest)
+        self._drop_lists(watched.slot, watched.record.snapshot_digest)
 
     def condemn(self, watched: Watched, without: str) -> bool:
-        """Nobody computes from the slot any more; what `without` lists is still believed whole. False when something else serves by now."""
+        """Nobody computes from the slot any more; what `without` lists is still believed whole. False when something else serves by now.
+
+        It asks for no room, neither in memory nor on the disk.
+        """
         station = self._station
         with station.records:
-            if not self.is_current(watched):
+            now = self.as_it_is(watched)
+            if now is None:
                 return False
-            record = msgspec.structs.replace(watched.record, snapshot_digest=without)
+            record = msgspec.structs.replace(now.record, snapshot_digest=without)
             self._arena().mark_dirty(watched.slot, record)
             station.checked.pop(watched.slot, None)
             station.freshness.take(watched.slot)
-        station.snapshots.drop_others(watched.slot, without)
+        self._drop_lists(watched.slot, without)
         return True
+
+    def _drop_lists(self, slot: int, digest: str) -> None:
+        with suppress(OSError):  # they go with the next one
+            self._station.snapshots.drop_others(slot, digest)
 
     def _write(self, watched: Watched, fixes: Sequence[Fix]) -> None:
         device = CpuDevice(self._arena())

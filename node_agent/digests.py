@@ -1,18 +1,18 @@
 """SHA-256 of tensors from the memory of a slot, for who does not want to rely on the vector alone.
 
 A page at a time, so that whoever asks may stop between two pages and nothing goes on: the bytes of one page are bounded, but for a tensor
-that is larger by itself. Reading runs in pieces on a thread that takes only processors nobody else wants (SCHED_IDLE), within the budget
+that is larger by itself. Reading runs in pieces on a thread that gives way to everybody else (`background`), within the budget
 of all background work, and ends with the piece in which it was given up.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from node_agent.background import give_way
 from node_agent.budget import Budget
 from node_agent.layout import Placement
 
@@ -45,7 +45,7 @@ def compute(memory: memoryview, places: Sequence[Placement], budget: Budget | No
 
     def work() -> None:
         try:
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread alone; the way back would need a privilege
+            give_way()
             for place in places:
                 with memory[place.offset : place.end] as data:
                     found[place.name] = _one(data, budget, given_up)

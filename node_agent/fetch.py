@@ -1,14 +1,16 @@
 """Bring the missing blobs of a version into the store, from the manifest's sources in order.
 
 Only what is missing moves: neighbouring tensors of a file become one range, a cut connection goes on where it stopped, bytes are hashed as
-they arrive. A source that returns other bytes than the manifest says, or a file of another size, is marked and the next is tried. When none
-is left the version ends as `integrity_mismatch` if any source lied, else as `source_unavailable`. The file of block checks comes last and
+they arrive. A source that returns other bytes than the manifest says, or a file of another size, is marked and the next is tried; so is one
+that is slower than `LEAST_BYTES_PER_S` for as many windows as there are tries, since one that drips never fails. When none is left the
+version ends as `integrity_mismatch` if any source lied, else as `source_unavailable`. The file of block checks comes last and
 enters the store only if they hash to the manifest's entries; where no source has it, it is made of the weights. Sources of scheme file must
 lie, after every link, below an allowed root; nothing else on this machine can be read through a manifest.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +30,8 @@ INTEGRITY_MISMATCH = "integrity_mismatch"
 MAX_SPAN_BYTES = 256 << 20  # of one request, unless one tensor is larger
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 5.0
+LEAST_BYTES_PER_S = 64 << 10  # that a source has to give, on average over
+RATE_WINDOW_S = 30.0  # of waiting for it, between requests too
 
 Judge = Callable[[Path], None]  # raises RaftmetaError integrity for a file of the right digest that the version cannot mean
 
@@ -82,18 +86,25 @@ class Source(Protocol):
         """The bytes [begin, end) of a file in chunks. Raises SourceError, or SourceLied for a file of another size."""
 
 
+class SourceSlow(SourceError):
+    """So little came for so long that this source would hold up what needs it without end."""
+
+
 class Patience(NamedTuple):
-    attempts: int  # per source and span without progress
+    attempts: int  # per source and span without progress, and windows in a row in which the source was slower than `LEAST_BYTES_PER_S`
     sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
 
 
 class Fetcher:
-    """Brings versions into one store. `open_source` turns a URL of a manifest into a Source or raises SourceError."""
+    """Brings versions into one store, from several threads. `open_source` turns a URL of a manifest into a Source or raises SourceError."""
 
     def __init__(self, store: Store, open_source: Callable[[str], Source], patience: Patience) -> None:
         self._store = store
         self._open_source = open_source
         self._patience = patience
+        self._jobs: list[_Job] = []  # that run
+        self._jobs_lock = threading.Lock()
 
     def fetch(self, manifest: Manifest, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
         """Gives the bytes that came from sources. `elsewhere` names blobs that are not needed in the store.
@@ -104,14 +115,20 @@ class Fetcher:
         spans = spans_of(manifest, self._is_needed(elsewhere))
         if not spans:
             return 0
-        self._store.reserve(sum(piece.end - piece.begin for span in spans for piece in span.pieces))
         job = _Job(self._store, self._patience, cancelled, _judges(manifest))
+        job.missing = sum(piece.end - piece.begin for span in spans for piece in span.pieces)
+        with self._jobs_lock:
+            self._store.reserve(job.missing + sum(other.missing for other in self._jobs))
+            self._jobs.append(job)
         try:
             self._drain_sources(manifest.sources, job, spans)
         except FetchFailed as failure:
             if failure.code != SOURCE_UNAVAILABLE or not self._make_block_checks(manifest, elsewhere, cancelled):
                 raise
             log.warning("block_checks_made_here", reason=failure.detail)
+        finally:
+            with self._jobs_lock:
+                self._jobs.remove(job)
         return job.received
 
     def _drain_sources(self, urls: Iterable[str], job: _Job, spans: list[Span]) -> None:
@@ -180,10 +197,13 @@ class _Job:
         self._patience = patience
         self._cancelled = cancelled
         self._judges = judges
+        self._rate = _Rate()
         self.received = 0
+        self.missing = 0  # bytes of blobs that are not in the store yet
 
     def drain(self, source: Source, spans: Iterable[Span]) -> None:
         """Everything of the spans that is not in the store yet, with bounded retries."""
+        self._rate = _Rate()
         for span in spans:
             failures = 0
             while left := self._left(span):
@@ -192,9 +212,11 @@ class _Job:
                     self._request(source, left)
                 except SourceError:
                     failures = 1 if self.received > before else failures + 1
-                    if failures >= self._patience.attempts:
+                    if max(failures, self._rate.slow) >= self._patience.attempts:
                         raise
-                    self._patience.sleep(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (failures - 1)))
+                    wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (failures - 1))
+                    self._patience.sleep(wait_s)
+                    self._rate.waited_s += wait_s
                 if self._cancelled():
                     raise Cancelled
 
@@ -210,7 +232,8 @@ class _Job:
         pieces = iter(span.pieces)
         with self._writer(next(pieces)) as first:
             begin = span.pieces[0].begin + first.offset
-            answer = _Answer(source.read(span.file, span.file_size, begin, span.pieces[-1].end), self._cancelled)
+            chunks = source.read(span.file, span.file_size, begin, span.pieces[-1].end)
+            answer = _Answer(self._rate.measured(chunks, self._patience.clock, span.file), self._cancelled)
             self._fill(first, span.pieces[0], answer, span.file)
         for piece in pieces:
             with self._writer(piece) as writer:
@@ -232,10 +255,43 @@ class _Job:
             self.received += len(data)
         try:
             writer.commit(self._judges.get(piece.sha256))
+            self.missing = max(0, self.missing - (piece.end - piece.begin))  # some come twice, beside one that is missing
         except BlobMismatch as cause:
             if writer.resumed:  # what an earlier run left may be at fault: the next attempt starts over
                 raise SourceError(f"{file} [{piece.begin}, {piece.end}), resumed: {cause.detail}") from cause
             raise SourceLied(f"{file} [{piece.begin}, {piece.end}): {cause.detail}") from cause
+
+
+class _Rate:
+    """How fast one source is, requests that it cut and the time between them included; what is done with its bytes does not count."""
+
+    def __init__(self) -> None:
+        self.slow = 0  # windows in a row
+        self.waited_s = 0.0  # in this window
+        self._bytes = 0
+
+    def measured(self, chunks: Iterator[bytes], clock: Callable[[], float], file: str) -> Iterator[bytes]:
+        """The same chunks. Raises SourceSlow."""
+        while True:
+            if self.waited_s >= RATE_WINDOW_S:
+                self._close(file)
+            begun = clock()
+            try:
+                chunk = next(chunks, None)
+            finally:
+                self.waited_s += clock() - begun
+            if chunk is None:
+                return
+            self._bytes += len(chunk)
+            yield chunk
+
+    def _close(self, file: str) -> None:
+        found, self.waited_s, self._bytes = self._bytes / self.waited_s, 0.0, 0
+        if found >= LEAST_BYTES_PER_S:
+            self.slow = 0
+            return
+        self.slow += 1
+        raise SourceSlow(f"{file}: expected {LEAST_BYTES_PER_S} bytes/s over {RATE_WINDOW_S:g} s, found {found:.0f}")
 
 
 class _Answer:

@@ -2,7 +2,8 @@
 
 Control writes it before it acts on it; workers and the front read it, so they can restart while control is away. Per deployment: the
 highest order obeyed (the fence), the version that served here last (the pin), and how far the running rollout came with what it cost. A
-file that does not check stops the process: starting from an empty state would obey old orders.
+file that does not check keeps control from starting: from an empty state it would obey old orders. A control process that runs looks at
+the file now and then and writes it again when it is not its own; whoever reads it goes by what it read last.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 from node_agent.failure import Failure
 from node_agent.messages import Measured
 from node_agent.plan import Order, Pinned, Target
+from node_agent.runtime import log
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName, StageCounters
 from raftmeta.durable import OsDisk, read_file, write_file
@@ -101,9 +103,11 @@ class Journal:
     def __init__(self, directory: Path, node: str) -> None:
         self._path = directory / NAME
         self._lock = threading.Lock()
-        found = read(directory)
+        self._data = read_file(OsDisk(), self._path)  # what the file holds, None: there is none yet
+        found = None if self._data is None else _decoded(self._path, self._data)
         self.record = NodeRecord(node=node) if found is None else found
         self._is_written = True
+        self._is_owed = False  # something should be on the disk, and the disk did not take it
         if self.record.node != node:
             raise RaftmetaError("integrity", f"{self._path} belongs to node {self.record.node!r}, this is {node!r}")
 
@@ -131,6 +135,39 @@ class Journal:
             self._is_written = self._is_written and changed == self.record.deployments
             self.record = msgspec.structs.replace(self.record, deployments=changed)
 
+    def keep(self, name: str, make: Callable[[DeploymentRecord], DeploymentRecord]) -> None:
+        """The same as `update` while the disk takes it. In force at once otherwise, logged, and written as soon as the disk does: for what
+        stops nothing that can be done without a disk."""
+        with self._lock:
+            before = self.record
+            changed = before.deployments | {name: make(before.deployments[name])}
+            if changed == before.deployments:
+                return
+            try:
+                self._replace(changed)
+            except RaftmetaError as cause:
+                log.error("node_record_not_written", deployment=name, reason=str(cause))
+                self.record = msgspec.structs.replace(before, deployments=changed)
+                self._is_written, self._is_owed = False, True
+
+    def mend(self) -> None:
+        """Write the file again when it is not what was written last, or when something could not be written. Logs what it cannot do."""
+        with self._lock:
+            why = "it could not be written before" if self._is_owed else self._fault()
+            if why:
+                try:
+                    self._write(self.record)
+                    log.warning("node_record_written_again", reason=why)
+                except RaftmetaError as cause:
+                    log.error("node_record_not_written", reason=f"{why}; {cause}")
+
+    def _fault(self) -> str:
+        try:
+            data = read_file(OsDisk(), self._path)
+        except RaftmetaError as cause:
+            return str(cause)
+        return "" if data == self._data else f"{self._path} is gone" if data is None else f"{self._path} was written by another process"
+
     def drop(self, name: str) -> None:
         with self._lock:
             self._replace({key: value for key, value in self.record.deployments.items() if key != name})
@@ -150,26 +187,33 @@ class Journal:
         self._write(msgspec.structs.replace(self.record, deployments=deployments))
 
     def _write(self, record: NodeRecord) -> None:
-        write_file(OsDisk(), self._path, msgspec.msgpack.encode(record))
-        self.record, self._is_written = record, True
+        data = msgspec.msgpack.encode(record)
+        write_file(OsDisk(), self._path, data)
+        self.record, self._data, self._is_written, self._is_owed = record, data, True, False
 
 
 def read(directory: Path) -> NodeRecord | None:
     """The record on the disk, None before the first. Raises RaftmetaError `integrity` for anything else."""
     data = read_file(OsDisk(), directory / NAME)
-    if data is None:
-        return None
+    return None if data is None else _decoded(directory / NAME, data)
+
+
+def _decoded(path: Path, data: bytes) -> NodeRecord:
     try:
         record = msgspec.msgpack.decode(data, type=NodeRecord)
     except msgspec.MsgspecError as cause:
-        raise RaftmetaError("integrity", f"{directory / NAME} is no node record of this build: {cause}") from cause
+        raise RaftmetaError("integrity", f"{path} is no node record of this build: {cause}") from cause
     if record.format != FORMAT:
-        raise RaftmetaError("integrity", f"{directory / NAME} has format {record.format!r}, expected {FORMAT!r}")
+        raise RaftmetaError("integrity", f"{path} has format {record.format!r}, expected {FORMAT!r}")
     return record
 
 
 class Follower:
-    """The node's record as it is on the disk, read again when it was replaced."""
+    """The node's record as it is on the disk, read again when it was replaced.
+
+    A file that does not check, or is gone, ends nothing that runs: what was read last counts until control has written it again. Only who
+    has read none raises RaftmetaError.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
@@ -186,5 +230,14 @@ class Follower:
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns)
             if stamp != self._stamp:
-                self._found, self._stamp = read(self._directory), stamp
+                self._read(stamp)
         return self._found
+
+    def _read(self, stamp: tuple[int, int]) -> None:
+        try:
+            self._found = read(self._directory) or self._found
+        except RaftmetaError as cause:
+            if self._found is None:
+                raise
+            log.error("node_record_unreadable", reason=str(cause), note="what was read before counts until control has written it again")
+        self._stamp = stamp

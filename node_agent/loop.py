@@ -32,6 +32,7 @@ from raftmeta.core.errors import RaftmetaError
 
 WATCHED = ("deployments", "rollouts")
 RETRY_S = 1.0
+RECORD_S = 2.0  # between looks at the file of the node's record
 PROBE_S = 5.0  # between linearizable reads that prove a quorum is in reach
 PROBE_TIMEOUT_S = 5.0
 FIRST_HEARTBEAT_S = 1.0  # until a member says how often it wants one
@@ -187,6 +188,7 @@ class Loop:
                 group.create_task(self._probe())
                 group.create_task(self._start_alone())
                 group.create_task(self._retry())
+                group.create_task(self._watch_record())
                 group.create_task(self._teller.run(self._plane, lambda: self._tenders))
         finally:
             tasks = [task for each in self._tasks.values() for task in each]
@@ -344,6 +346,12 @@ class Loop:
                 with suppress(RaftmetaError):  # `_follow` lists again
                     if self._listed:
                         await self._set_goals()
+
+    async def _watch_record(self) -> None:
+        """The front and the workers read the node's record, and a start of control needs it: it is made whole while this one knows it."""
+        while True:
+            await asyncio.sleep(RECORD_S)
+            await asyncio.to_thread(self._places.journal.mend)
 
     def _start(self, record: DeploymentRecord) -> Tender:
         """Raises Refusal or OSError when what an earlier control left cannot be taken over."""

@@ -75,17 +75,39 @@ class Mender:
                     damage = {name: blocks for name in tensors if (blocks := await asyncio.to_thread(self.memory.damaged, watched, name))}
                     if not damage or not self.memory.is_current(watched):
                         return Mended(Remedy.NOTHING)
-                    await asyncio.to_thread(found, damage)
+                    await self._tell(found, damage)
                     await self._in_place(watched, damage, held)
                     return Mended(Remedy.REPAIR)
             except FAULTS as cause:
                 why = str(cause) or f"it took longer than {self.limit_s:g} s"
+                if await self._give_up(watched, tensors, why):
+                    self.kick()
+                    await self._other_slot()
+                    return Mended(Remedy.RESTAGE, why)
+                return Mended(Remedy.REPAIR)
+            except BaseException:  # what nobody foresaw, and control that stops: requests are let go, so nobody may read this memory
+                self.memory.condemn(watched, "")
+                raise
+
+    async def _tell(self, found: Callable[[Damage], None], damage: Damage) -> None:
+        """What cannot be written down is mended all the same."""
+        try:
+            await asyncio.to_thread(found, damage)
+        except (RaftmetaError, OSError) as cause:
+            log.error("damage_not_noted", deployment=self.deployment, reason=str(cause))
+
+    async def _give_up(self, watched: Watched, tensors: Sequence[str], why: str) -> bool:
+        """False when a repair that nobody waited for any more came to its end: what serves is right."""
+        try:
             without = await asyncio.to_thread(self.memory.prepare, watched, tensors)
+            if await asyncio.to_thread(self.memory.is_repaired, watched, tensors):
+                return False
             given_up = await asyncio.to_thread(self.memory.condemn, watched, without)
-            log.error("memory_given_up" if given_up else "memory_replaced", deployment=self.deployment, tensors=list(tensors), reason=why)
-            self.kick()
-            await self._other_slot()
-            return Mended(Remedy.RESTAGE, why)
+        except BaseException:
+            self.memory.condemn(watched, "")
+            raise
+        log.error("memory_given_up" if given_up else "memory_replaced", deployment=self.deployment, tensors=list(tensors), reason=why)
+        return True
 
     async def _other_slot(self) -> None:
         """Until something verified serves, or requests have waited long enough."""
@@ -107,8 +129,8 @@ class Mender:
                 await asyncio.to_thread(self.memory.repair, watched, fixes, without, until_ns)
                 return
             except Refusal as refusal:
-                again = await asyncio.to_thread(self.memory.watched) if refusal.kind == "slot_busy" else None
-                if again is None or again.record.checksum != watched.record.checksum or again.slot != watched.slot:
+                again = self.memory.as_it_is(watched) if refusal.kind == "slot_busy" else None
+                if again is None:
                     raise
                 watched = again
 

@@ -13,6 +13,8 @@ import threading
 from collections import deque
 from contextlib import suppress
 
+from node_agent.background import give_way
+
 MAX_WAITING = 256  # open files
 
 
@@ -41,7 +43,7 @@ class DropBehind:
             thread.join()
 
     def _run(self) -> None:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        give_way()
         while True:
             with self._lock:
                 if not self._waiting:

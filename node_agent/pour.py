@@ -2,13 +2,12 @@
 
 A step is cut into pieces of whole blocks. Threads take pieces in order, fill them (from the store, from the active slot, or not at all for
 what is kept) and compute their block checks from the slot's own memory. The first failure stops all, and nothing is written once `pour`
-has returned or raised. While something serves, the threads run only on processors that nobody else wants (SCHED_IDLE) and within a budget.
+has returned or raised. While something serves, the threads give way to everybody else (`background`) and within a budget.
 The interpreter lock is free while bytes move, so what else runs in this process goes on.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from consistency.vector import BLOCK_BYTES, Words
+from node_agent.background import give_way
 from node_agent.budget import Budget
 from node_agent.device.port import Device
 from node_agent.staging_plan import Origin, Step
@@ -129,7 +129,7 @@ def _work_in_threads(job: _Job, pieces: Iterator[_Piece]) -> None:
 def _thread(job: _Job, pieces: Iterator[_Piece]) -> None:
     try:
         if job.pace.idle:  # for this thread alone, which ends with its work: the way back would need a privilege
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            give_way()
         _work(job, pieces)
     except BaseException as fault:  # noqa: BLE001 - raised again by the thread that waits for this one
         with job.lock:

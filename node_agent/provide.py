@@ -1,6 +1,7 @@
 """Brings versions into the store: the manifest from the control plane, checked against what was decided, then the bytes from its sources.
 
-One fetch at a time for the whole node. A full quota or disk is answered by removing what no deployment needs, once; what is active,
+Fetches of one version come one after another, those of several beside each other: a slow source keeps nobody waiting but who wants its
+version. What needs no fetch waits for none. A full quota or disk is answered by removing what no deployment needs, once; what is active,
 previous or desired is never removed. Nothing of a manifest is believed before its digests give the checksum that the control plane decided.
 Where bytes come from is in no digest: a fetch asks what the label is published with now, and takes the stored manifest only while nobody
 answers. Several labels may share a checksum and with it the stored manifest.
@@ -9,8 +10,13 @@ answers. Several labels may share a checksum and with it the stored manifest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -25,6 +31,8 @@ from raftmeta.core.manifest import Manifest
 
 _FULL = ("quota_exceeded", "disk_full")
 MAX_TRIES = 3  # of a fetch: one finds blobs that rotted, one finds the disk full
+MAX_FETCHES = 64  # beside each other
+LOOK_S = 0.1  # between looks whether a wait is still wanted
 MAX_ORIGINS = 1000  # remembered; asking once more is all that forgetting costs
 
 
@@ -40,7 +48,11 @@ class StoreProvider:
         self._fetcher = fetcher
         self._plane = plane
         self._keep = keep
-        self._turn = asyncio.Lock()
+        self._fetches: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by checksum: who fetches
+        self._files: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # the same for who writes its directory
+        self._room = asyncio.Lock()  # nothing begins while what nobody needs is removed
+        self._wanted: Counter[str] = Counter()  # checksums that are being fetched
+        self._threads = ThreadPoolExecutor(MAX_FETCHES, "fetch")  # of their own: whatever they wait for, blocking work goes on
         self._origins: dict[str, tuple[str, str, str]] = {}  # checksum -> (model, label, manifest digest) of the stored manifest
 
     async def manifest(self, target: Target) -> Manifest:
@@ -48,30 +60,50 @@ class StoreProvider:
         return await self._stored(target) or await self._published(target)
 
     async def fetch(self, target: Target, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
-        async with self._turn:
-            if cancelled():
-                raise Cancelled
-            return await self._fetch(target, elsewhere, cancelled)
+        stopped = threading.Event()
+        try:
+            async with _turn(self._fetches, target.checksum, cancelled):
+                manifest = await self._published(target)
+                async with self._begun(target, manifest):
+                    return await self._fetch(target, manifest, elsewhere, lambda: cancelled() or stopped.is_set())
+        finally:
+            stopped.set()  # a thread that nobody waits for any more
+
+    @asynccontextmanager
+    async def _begun(self, target: Target, manifest: Manifest) -> AsyncIterator[None]:
+        """What comes meanwhile is not taken for what nobody needs."""
+        async with self._room:
+            if await self._stored(target) is None:  # removed just now
+                await asyncio.to_thread(self._store.put_manifest, target.checksum, manifest)
+            self._wanted[target.checksum] += 1
+        try:
+            yield
+        finally:
+            self._wanted[target.checksum] -= 1
+            self._wanted += Counter()  # forget what is at zero
 
     async def ready_files(self, target: Target, cancelled: Callable[[], bool]) -> None:
         """To be called before modules are made of a version: its files that hold no weights are verified now, mended or fetched again."""
-        async with self._turn:
-            manifest = await self.manifest(target)
-            try:
-                await asyncio.to_thread(self._store.materialize, target.checksum, manifest)
-            except BlobMismatch as cause:
-                log.warning("files_fetched_again", version=target.label, reason=cause.detail)
-                files = {file.sha256 for file in manifest.files}
-                tensors = frozenset(tensor.sha256 for tensor in manifest.tensors)
-                await self._fetch(target, tensors - files, cancelled)
+        manifest = await self.manifest(target)
+        try:
+            await self._materialize(target, manifest, cancelled)
+        except BlobMismatch as cause:
+            log.warning("files_fetched_again", version=target.label, reason=cause.detail)
+            files = {file.sha256 for file in manifest.files}
+            tensors = frozenset(tensor.sha256 for tensor in manifest.tensors)
+            await self.fetch(target, tensors - files, cancelled)
 
-    async def _fetch(self, target: Target, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
-        manifest = await self._published(target)
+    async def _materialize(self, target: Target, manifest: Manifest, cancelled: Callable[[], bool]) -> None:
+        async with _turn(self._files, target.checksum, cancelled):
+            await asyncio.to_thread(self._store.materialize, target.checksum, manifest)
+
+    async def _fetch(self, target: Target, manifest: Manifest, elsewhere: frozenset[str], cancelled: Callable[[], bool]) -> int:
         received = 0
         for _ in range(MAX_TRIES):
             try:
-                received += await asyncio.to_thread(self._fetcher.fetch, manifest, elsewhere, cancelled)
-                await asyncio.to_thread(self._store.materialize, target.checksum, manifest)
+                running = asyncio.get_running_loop().run_in_executor(self._threads, self._fetcher.fetch, manifest, elsewhere, cancelled)
+                received += await running
+                await self._materialize(target, manifest, cancelled)
                 await asyncio.to_thread(self._store.sync)
                 return received
             except BlobMismatch as cause:
@@ -94,11 +126,13 @@ class StoreProvider:
         return len(rotten)
 
     async def _make_room(self, target: Target) -> bool:
-        keep = self._keep()
-        if keep is None:
-            return False
-        freed = await asyncio.to_thread(self._store.collect, keep | {target.checksum})
-        log.info("store_collected", freed_bytes=freed, kept_versions=len(keep) + 1)
+        async with self._room:
+            keep = self._keep()
+            if keep is None:
+                return False
+            keep |= {target.checksum, *self._wanted}
+            freed = await asyncio.to_thread(self._store.collect, keep)
+        log.info("store_collected", freed_bytes=freed, kept_versions=len(keep))
         return freed > 0
 
     async def _stored(self, target: Target) -> Manifest | None:
@@ -125,6 +159,23 @@ class StoreProvider:
             self._origins.clear()
         self._origins[target.checksum] = origin
         return found
+
+
+@asynccontextmanager
+async def _turn(locks: WeakValueDictionary[str, asyncio.Lock], checksum: str, cancelled: Callable[[], bool]) -> AsyncIterator[None]:
+    """Raises Cancelled, also while it waits."""
+    lock = locks.setdefault(checksum, asyncio.Lock())
+    while True:
+        if cancelled():
+            raise Cancelled
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await lock.acquire()
+                break
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _read(reply: Mapping[str, Any], target: Target) -> Manifest:

@@ -1,7 +1,7 @@
 """What this node remembers of one deployment: the record in its journal, and the changes that tending makes to it.
 
-All of it is durable when a call returns, but for how far a rollout came, which the next change takes along. It knows no engine: the
-fence, the pin and the proofs mean the same whatever serves.
+All of it is durable when a call returns, but for how far a rollout came, which the next change takes along, and for what `keep` is told
+while the disk is full. It knows no engine: the fence, the pin and the proofs mean the same whatever serves.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class Remembered:
 
     def remember(self, **fields: object) -> None:
         self._journal.update(self.name, lambda record: msgspec.structs.replace(record, **fields))
+
+    def keep(self, **fields: object) -> None:
+        """The same, but in force also where the disk does not take it now: for what must stop nothing."""
+        self._journal.keep(self.name, lambda record: msgspec.structs.replace(record, **fields))
 
     def change_record(self, change_id: str) -> ChangeRecord:
         """How far this node came with a rollout; a new one starts from nothing."""
@@ -104,7 +108,7 @@ class Remembered:
         if record.order_seen_ns and record.obeyed == target:
             passed_ns = self._clock_ns() - record.order_seen_ns
             lag_ms = passed_ns // 1_000_000 if passed_ns >= 0 else -1  # a boot in between starts the clock anew
-        self.remember(pin=target, order_seen_ns=0, lag_ms=lag_ms)
+        self.keep(pin=target, order_seen_ns=0, lag_ms=lag_ms)
 
 
 def _changed(record: DeploymentRecord, change_id: str, make: Callable[[ChangeRecord], ChangeRecord]) -> DeploymentRecord:

@@ -1,7 +1,7 @@
 """Reads the memory of one deployment again and again while it serves, and sees to it that what changed is mended.
 
-A pass reads all blocks in the order of `scrub`, spread over the interval, in a thread that runs only on processors nobody else wants and
-within the node's budget; it stands back while anybody stages. Then every worker digests the tensors that its module holds outside the slot.
+A pass reads all blocks in the order of `scrub`, spread over the interval, in a thread that gives way to everybody else and within the
+node's budget; it stands back while anybody stages. Then every worker digests the tensors that its module holds outside the slot.
 A block that differs is read a second time: right now, it was the reading; wrong again, it is the memory, the node is not ready, and it is
 mended. After damage all is read again without waiting, and only then is the node ready again. A worker whose own tensors changed ends, and
 the node is ready again once its successor was looked at, or has been waited for long enough.
@@ -10,7 +10,6 @@ the node is ready again once its successor was looked at, or has been waited for
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence, Set
@@ -23,6 +22,7 @@ import numpy as np
 from consistency.vector import Words
 from node_agent import scrub
 from node_agent.active_memory import ActiveMemory, Watched
+from node_agent.background import give_way
 from node_agent.budget import Budget
 from node_agent.failure import MAX_TEXT
 from node_agent.mending import Damage, Mender
@@ -69,8 +69,8 @@ class _Wrong(NamedTuple):
 
 
 def idle_thread() -> Executor:
-    """One thread that never takes a processor from anybody; the way back would need a privilege, so it does nothing else."""
-    return ThreadPoolExecutor(1, "scrub", initializer=lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)))
+    """One thread that gives way to everybody; it does nothing else."""
+    return ThreadPoolExecutor(1, "scrub", initializer=give_way)
 
 
 class Scrub:
@@ -258,8 +258,8 @@ class Scrub:
         log.error("finding", deployment=self._name, kind=finding.kind.value, detail=finding.detail, remedy=finding.remedy)
 
     def _say(self, damage: str) -> None:
-        """Durable: not ready until it is taken back, also by the next control process."""
-        self._remembered.remember(damage=damage[:MAX_TEXT])
+        """Durable where the disk takes it: not ready until it is taken back, also by the next control process."""
+        self._remembered.keep(damage=damage[:MAX_TEXT])
 
     async def _whole(self) -> None:
         """Everything is as it was verified, unless workers are not."""

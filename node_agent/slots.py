@@ -62,6 +62,9 @@ class Switch:
         self._block = control_block
         self._words = control_block.words
         self._require = require
+        if unpack_active(self._words[ACTIVE])[0] not in (*range(SLOTS), NO_SLOT):
+            control_block.serve_nothing()
+        self._active = self._words[ACTIVE]  # what this process, the only one that may, has written or found there
         self._barrier = control_block.barrier if barrier is None else barrier
 
     def switch(self, to_slot: int) -> SwitchReport:
@@ -70,12 +73,20 @@ class Switch:
             raise ValueError(f"slot {to_slot} is outside 0..{SLOTS - 1}")
         if self._require is not None:
             self._require(to_slot)
-        epoch = unpack_active(self._words[ACTIVE])[1] + 1
+        epoch = unpack_active(self._active)[1] + 1
         word = pack_active(to_slot, epoch)
         begun = time.perf_counter_ns()
-        self._words[ACTIVE] = word
+        self._active = self._words[ACTIVE] = word
         self._barrier()
         return SwitchReport(to_slot, epoch, (time.perf_counter_ns() - begun) / 1000)
+
+    def mend(self) -> bool:
+        """Write the active word again when somebody else did. True when it was so. Not beside `switch`."""
+        if self._words[ACTIVE] == self._active:
+            return False
+        self._words[ACTIVE] = self._active
+        self._barrier()
+        return True
 
     def waiting(self, epoch: int) -> tuple[int, ...]:
         """Attached workers that have not acknowledged this epoch."""
@@ -146,8 +157,8 @@ class WorkerGate:
         word = words[ACTIVE]
         for _ in range(MAX_RETRIES):
             slot = word & 0xFF
-            if slot == NO_SLOT:
-                raise Refusal("nothing_serves", "active slot", "a verified slot", "none yet")
+            if slot >= SLOTS:  # NO_SLOT, or a word that is damaged: control writes it again
+                raise Refusal("nothing_serves", "active slot", "a verified slot", "none yet" if slot == NO_SLOT else f"slot {slot}")
             words[counts + slot] += 1
             again = words[ACTIVE]
             if again == word:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,8 +40,12 @@ class Store:
         self._versions = root / "versions"
         self._manifests = root / "manifests"
         self._quota = quota_bytes
+        self._writing: set[Path] = set()  # partial blobs that a writer has
+        self._claims = threading.Lock()
         for path in (self._blobs, self._partial, self._versions, self._manifests):
             path.mkdir(parents=True, exist_ok=True, mode=0o750)
+        for path in self._partial.glob("*.*"):  # of a second writer of its blob; the first one's goes on
+            path.unlink(missing_ok=True)
 
     # --- blobs
 
@@ -59,8 +65,20 @@ class Store:
         return [blob for blob in dict.fromkeys(blobs) if not self.has(*blob)]
 
     def writer(self, sha256: str, size_bytes: int) -> BlobWriter:
-        """Takes the bytes of one blob, after what an earlier writer left."""
-        return BlobWriter(self._partial / sha256, self.path(sha256), sha256, size_bytes)
+        """Takes the bytes of one blob, after what an earlier writer left. Several writers of one blob know nothing of each other."""
+        partial = self._claim(sha256)
+        try:
+            return BlobWriter(partial, self.path(sha256), sha256, size_bytes, lambda: self._writing.discard(partial))
+        except BaseException:
+            self._writing.discard(partial)
+            raise
+
+    def _claim(self, sha256: str) -> Path:
+        with self._claims:
+            names = itertools.chain([sha256], (f"{sha256}.{number}" for number in itertools.count(1)))
+            partial = next(path for name in names if (path := self._partial / name) not in self._writing)
+            self._writing.add(partial)
+            return partial
 
     def open(self, sha256: str, size_bytes: int) -> BlobFile:
         """For reading. The reader checks the content by the vector of where it went. Raises RaftmetaError, also for another size."""
@@ -77,7 +95,7 @@ class Store:
         self.path(sha256).unlink(missing_ok=True)
 
     def reserve(self, need_bytes: int) -> None:
-        """Refuse with the numbers when `need_bytes` more exceed the quota or the disk."""
+        """Refuse with the numbers when `need_bytes` more, those that others are about to bring included, exceed the quota or the disk."""
         used = self.used_bytes()
         if used + need_bytes > self._quota:
             raise RaftmetaError("quota_exceeded", f"the store holds {used} bytes and needs {need_bytes} more, the quota is {self._quota}")
@@ -167,7 +185,7 @@ class Store:
                 path.unlink()
         freed = 0
         for path in (*self._all_blobs(), *self._partial.iterdir()):
-            sha256 = path.name if path.parent == self._partial else path.parent.name + path.name
+            sha256 = path.name.partition(".")[0] if path.parent == self._partial else path.parent.name + path.name
             if sha256 not in named:
                 freed += path.stat().st_size
                 path.unlink()
@@ -212,7 +230,9 @@ class BlobFile:
 class BlobWriter:
     """One blob on its way in. `offset` is where the source should go on; `resumed` says that an earlier writer's bytes count."""
 
-    def __init__(self, partial: Path, final: Path, sha256: str, size_bytes: int) -> None:
+    def __init__(self, partial: Path, final: Path, sha256: str, size_bytes: int, release: Callable[[], None]) -> None:
+        """`release`: the partial file is let go, at the end."""
+        self._release: Callable[[], None] | None = release
         self._partial = partial
         self._final = final
         self._sha256 = sha256
@@ -255,9 +275,10 @@ class BlobWriter:
             if judge is not None:
                 self._ask(judge)
             os.fchmod(self._fd, 0o440)
-            self.pause()
+            self._close()
             self._final.parent.mkdir(exist_ok=True, mode=0o750)
             self._partial.rename(self._final)
+            self.pause()
 
     def _ask(self, judge: Callable[[Path], None]) -> None:
         try:
@@ -270,14 +291,22 @@ class BlobWriter:
 
     def pause(self) -> None:
         """Keep what arrived for a later writer. Does nothing the second time."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close()
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
     def abandon(self) -> None:
         """Throw away what arrived."""
+        self._close()
+        if self._release is not None:
+            self._partial.unlink(missing_ok=True)
         self.pause()
-        self._partial.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def blobs_of(manifest: Manifest) -> Iterator[tuple[str, int]]:

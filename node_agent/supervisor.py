@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from node_agent import journal, names, tally
 from node_agent.config import AgentConfig, child_environment
 from node_agent.device import inventory
 from node_agent.device.control_block import ControlBlock
+from node_agent.journal import DeploymentRecord
 from node_agent.refusal import Refusal
 from node_agent.runtime import log
 from node_agent.tls import server_tls
@@ -34,6 +36,7 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 STEADY_S = 10.0  # a child that lived this long starts again at once
 STOP_S = 10.0  # for workers and control to end after SIGTERM
+LOOK_S = 5.0  # between looks at the record of the node
 BACKLOG = 1024
 COUNTING = ("worker", "front", "control")  # the prober counts nothing
 
@@ -67,6 +70,7 @@ class Supervisor:
         # workers before the front: its first request finds them; control last, since it asks workers to load
         self._children = [Child("worker", index) for index in range(config.workers)]
         self._children += [Child("front", 0), Child("prober", 0), Child("control", 0)]
+        self._node = journal.Follower(config.store_dir)  # what it read last counts while the file is damaged
         self._tallies: dict[str, int] = {}  # descriptors of what each process counts in, by its name
 
     def run(self) -> int:
@@ -84,8 +88,9 @@ class Supervisor:
             try:
                 while not self._stopping:
                     self._start_due()
-                    self._wait(self._next_start_s())
+                    self._wait(min(self._next_start_s(), LOOK_S))
                     self._reap()
+                    self._deployments()
                 self._stop()
             finally:
                 self._kill_all()
@@ -114,12 +119,27 @@ class Supervisor:
             load_principals(self.config.principals_file)
 
     def _fresh_control_blocks(self) -> None:
-        """Nothing serves until control has looked at the memory: what an earlier start left there may have rotted."""
-        record = journal.read(self.config.store_dir)
-        for deployment in record.deployments.values() if record else ():
+        """Nothing serves until control has looked at the memory: what an earlier start left there may have rotted.
+
+        Raises RaftmetaError for a damaged record of this node. What is wrong with the file of one deployment is that one's trouble: control
+        meets it too, refuses the deployment by name, and serves the others.
+        """
+        for deployment in self._node.deployments().values():
             path = self.config.arena_dir / deployment.control_block
-            if path.exists():
-                ControlBlock.create(path).close()
+            try:
+                if path.exists():
+                    ControlBlock.create(path, ours=True).close()
+            except (Refusal, OSError) as cause:
+                log.error("control_block_kept", deployment=deployment.name, reason=str(cause))
+                _serve_nothing(path)
+
+    def _deployments(self) -> list[DeploymentRecord]:
+        """Those of the record that was read last; a record that cannot be read ends no supervisor."""
+        try:
+            return list(self._node.deployments().values())
+        except (RaftmetaError, OSError) as cause:
+            log.error("node_record_unreadable", reason=str(cause))
+            return []
 
     def _listen(self) -> socket.socket:
         """The socket of the serving API; its address goes to a file for those who chose port 0."""
@@ -210,14 +230,13 @@ class Supervisor:
 
     def _clear_worker(self, child: Child) -> None:
         """Free the dead worker's row in every control block, with its pidfd as the witness."""
-        record = journal.read(self.config.store_dir)
-        for deployment in record.deployments.values() if record else ():
+        for deployment in self._deployments():
             try:
                 block = ControlBlock.open(self.config.arena_dir / deployment.control_block)
             except FileNotFoundError:
                 continue
-            except Refusal as refusal:
-                log.error("control_block_unreadable", deployment=deployment.name, reason=str(refusal))
+            except (Refusal, OSError) as cause:
+                log.error("control_block_unreadable", deployment=deployment.name, reason=str(cause))
                 continue
             try:
                 block.clear_dead(child.index, child.pidfd)
@@ -258,8 +277,7 @@ class Supervisor:
 
     def _purge(self) -> None:
         """Every process that mapped an arena has ended."""
-        record = journal.read(self.config.store_dir)
-        for deployment in record.deployments.values() if record else ():
+        for deployment in self._deployments():
             freed = inventory.reclaim(self.config.arena_dir / deployment.arena)
             log.info("arena_purged", deployment=deployment.name, freed_bytes=freed)
 
@@ -274,6 +292,14 @@ class Supervisor:
         os.close(child.pidfd)
         child.pidfd = -1
         child.process = None
+
+
+def _serve_nothing(path: Path) -> None:
+    """Of a block that stays because a worker of an earlier start still runs: whoever enters from now on finds that nothing serves."""
+    with suppress(Refusal, OSError):
+        block = ControlBlock.open(path)
+        block.serve_nothing()
+        block.close()
 
 
 def start_wait_s(failures: int) -> float:

@@ -192,7 +192,7 @@ class Tender:
         self._ready = converged(goal, seen) and not made.refused
         behind = is_behind(made)
         if self.remembered.record.behind != behind:
-            await asyncio.to_thread(self.remembered.remember, behind=behind)
+            await asyncio.to_thread(self.remembered.keep, behind=behind)  # a full disk keeps nobody from staging what is here
         self.idle = not made.steps and goal is self._goal
         if not made.steps:
             self.doing = ""

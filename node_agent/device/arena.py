@@ -116,6 +116,14 @@ class Arena:
     def slot_bytes(self) -> int:
         return self.header.slot_bytes
 
+    def mend_header(self) -> bool:
+        """Write the header again when it is not as this process, the one that writes, knows it. True when it was not."""
+        known = checked.encode(self.header, _PAGE)
+        if self._view[: len(known)] == known:
+            return False
+        self._view[: len(known)] = known
+        return True
+
     def record(self, slot: int) -> SlotRecord:
         """What the slot holds; empty when its record does not check."""
         begin = _record_offset(slot)

@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -85,18 +86,21 @@ class ControlBlock:
     def __init__(self, path: Path, fd: int, header: _Header, barrier: Membarrier) -> None:
         self.path = path
         self.block_id = header.block_id
+        self._header = header
         self.barrier = barrier
         self._fd = fd
         self._mapping = mmap.mmap(fd, _SIZE)
         self.words = words(self._mapping, _PAGE, _ROW * (1 + MAX_WORKERS))
 
     @classmethod
-    def create(cls, path: Path, mode: int = 0o660) -> ControlBlock:
+    def create(cls, path: Path, mode: int = 0o660, ours: bool = False) -> ControlBlock:
         """A fresh block without active slot in place of any older one, unless a worker of that one still runs.
 
-        Raises Refusal worker_alive, foreign_control_block when the path holds something else, or barrier_unavailable.
+        `ours`: nobody else makes files of this name, so a plain one of this user that nobody has locked is replaced whatever it holds.
+
+        Raises Refusal worker_alive, control_in_use, foreign_control_block when the path holds something else, or barrier_unavailable.
         """
-        _refuse_older_in_use(path)
+        _refuse_older_in_use(path, ours)
         barrier = Membarrier()
         header = _Header(FORMAT, secrets.token_hex(8), boot_id(), barrier.kind)
         fresh = path.with_name(f".{path.name}.{header.block_id}")
@@ -132,6 +136,18 @@ class ControlBlock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
             raise Refusal("control_in_use", f"control block {self.path}", "no other control process", "one that holds its lock") from cause
+
+    def mend_header(self) -> bool:
+        """Write the header again when it is not as it was when this process opened the block. True when it was not."""
+        known = checked.encode(self._header, _PAGE)
+        if self._mapping[: len(known)] == known:
+            return False
+        self._mapping[: len(known)] = known
+        return True
+
+    def serve_nothing(self) -> None:
+        """Nobody enters a slot until the next switch. While no control process has the lock."""
+        self.words[ACTIVE] = pack_active(NO_SLOT, unpack_active(self.words[ACTIVE])[1] + 1)
 
     def active(self) -> tuple[int, int]:
         """(slot, epoch); slot is NO_SLOT before the first switch."""
@@ -213,7 +229,19 @@ def _checked_header(path: Path, fd: int) -> _Header:
     return header
 
 
-def _refuse_older_in_use(path: Path) -> None:
+def _is_free(path: Path, fd: int) -> bool:
+    """A plain file of this user. Raises Refusal control_in_use where somebody has its lock."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as cause:
+        raise Refusal("control_in_use", f"control block {path}", "no other control process", "one that holds its lock") from cause
+    return True
+
+
+def _refuse_older_in_use(path: Path, ours: bool) -> None:
     """Workers of an older block may still read the slots: they must have ended before a new block forgets them."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -221,6 +249,10 @@ def _refuse_older_in_use(path: Path) -> None:
         return
     try:
         header = _checked_header(path, fd)
+    except Refusal:
+        if not ours or not _is_free(path, fd):
+            raise
+        return  # its rows are not believed either; a worker that is left had a supervisor, whose lock on the store is ours by now
     finally:
         os.close(fd)
     if header.boot_id != boot_id():

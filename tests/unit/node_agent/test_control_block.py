@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -213,6 +214,25 @@ def test_a_file_that_is_no_block_is_neither_opened_nor_replaced(shm: Path, conte
         with pytest.raises(Refusal, match="foreign_control_block"):
             attempt(shm / "control")
     assert (shm / "control").read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 16384, b"x" * 100])
+def test_a_file_that_only_we_make_is_replaced_whatever_it_holds_unless_control_has_its_lock(shm: Path, content: bytes) -> None:
+    path = shm / "control"
+    with contextlib.closing(ControlBlock.create(path)) as block:
+        block.lock_control()
+        with open(path, "r+b") as file:
+            file.write(content or b"x")
+        with pytest.raises(Refusal, match="control_in_use"):
+            ControlBlock.create(path, ours=True)
+    path.write_bytes(content)
+    assert ControlBlock.create(path, ours=True).active() == (NO_SLOT, 0)
+    path.unlink()
+    path.symlink_to(shm / "elsewhere")
+    (shm / "elsewhere").write_bytes(b"mine")
+    with pytest.raises(OSError, match="symbolic links"):
+        ControlBlock.create(path, ours=True)
+    assert (shm / "elsewhere").read_bytes() == b"mine"
 
 
 def test_one_process_at_a_time_is_control(shm: Path) -> None:

@@ -4,13 +4,15 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node_agent.fetch import Cancelled, Fetcher, FetchFailed, Patience, SourceError, SourceLied, spans_of
-from node_agent.store import Store, blobs_of
+from node_agent.store import Store, blobs_of, check_blob
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.manifest import Manifest
 from tests.support.small_version import Version, make_version
 
 TENSORS = {"a": b"a" * 5000, "b": b"b" * 300, "c": b"c" * 40, "d": b"d" * 7000}
@@ -253,3 +255,90 @@ def put(store: Store, data: bytes) -> None:
 
 
 _: Callable[[], bool] = never
+
+
+def one_file(store: Store, data: bytes) -> Manifest:
+    """Of a version that consists of these bytes alone."""
+    digest = hashlib.sha256(data).hexdigest()
+    basis = make_version(store.root.parent / f"v{digest}", "1.0.0", TENSORS, ["http://one/"]).manifest
+    file = msgspec.structs.replace(basis.files[0], size_bytes=len(data), sha256=digest)
+    return msgspec.structs.replace(basis, files=(file,), tensors=())
+
+
+class Drip:
+    """Gives one byte in each `pause_s` of a clock that it moves itself; cuts after `cut` bytes of a request, 0: never."""
+
+    def __init__(self, data: bytes, pause_s: float, cut: int = 0) -> None:
+        self.data, self.pause_s, self.cut = data, pause_s, cut
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes]:
+        for count, at in enumerate(range(begin, end)):
+            if self.cut and count == self.cut:
+                raise SourceError("cut")
+            self.now += self.pause_s
+            yield self.data[at : at + 1]
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_source_that_drips_is_given_up_whether_it_cuts_or_not(store: Store, cut: int) -> None:
+    data = b"x" * 100_000
+    manifest = one_file(store, data)
+    drip = Drip(data, 0.1, cut)
+    made = Fetcher(store, lambda url: drip, Patience(3, drip.sleep, drip.clock))  # type: ignore[arg-type, return-value]
+    with pytest.raises(FetchFailed, match=r"expected 65536 bytes/s over 30 s, found \d+$") as failed:
+        made.fetch(manifest, frozenset(), lambda: False)
+    assert failed.value.code == "source_unavailable"
+    assert 90 <= drip.now <= 100, "three windows"
+
+
+def test_a_slow_source_that_is_fast_enough_gives_all(store: Store) -> None:
+    data = b"x" * 1000
+    drip = Drip(data, 0.9 / (64 << 10))
+    made = Fetcher(store, lambda url: drip, Patience(3, lambda _: None, drip.clock))  # type: ignore[arg-type, return-value]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("node_agent.fetch.RATE_WINDOW_S", 0.001)
+        assert made.fetch(one_file(store, data), frozenset(), lambda: False) == 1000
+
+
+def test_what_others_are_about_to_bring_counts_towards_the_quota(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", 1500)
+    first, second = b"1" * 1000, b"2" * 1000
+    refused: list[str] = []
+
+    class Beside:
+        def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes]:
+            if not refused:
+                with pytest.raises(RaftmetaError) as full:
+                    made.fetch(one_file(store, second), frozenset(), lambda: False)
+                refused.append(full.value.code)
+            yield first[begin:end]
+
+    made = Fetcher(store, lambda url: Beside(), Patience(3, lambda _: None))  # type: ignore[arg-type, return-value]
+    assert made.fetch(one_file(store, first), frozenset(), lambda: False) == 1000
+    assert refused == ["quota_exceeded"]
+
+
+def test_two_fetches_of_one_blob_beside_each_other_disturb_neither(store: Store) -> None:
+    data = b"x" * 1000
+    received: list[int] = []
+
+    class Twice:
+        def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes]:
+            yield data[begin : begin + 500]
+            if not received:
+                received.append(0)
+                received.append(made.fetch(one_file(store, data), frozenset(), lambda: False))
+            yield data[begin + 500 : end]
+
+    made = Fetcher(store, lambda url: Twice(), Patience(3, lambda _: None))  # type: ignore[arg-type, return-value]
+    assert made.fetch(one_file(store, data), frozenset(), lambda: False) == 1000
+    assert received == [0, 1000]
+    sha = hashlib.sha256(data).hexdigest()
+    assert check_blob(store.path(sha), sha) and not list((store.root / "partial").iterdir())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ pytest.importorskip("torch")
 
 from consistency.vector import BLOCK_BYTES
 from node_agent import scrub
+from node_agent.active_memory import Watched
 from node_agent.fetch import FetchFailed
 from node_agent.ipc import ConnectionLost
 from node_agent.mending import Damage, Mender, read_blocks
@@ -21,6 +25,7 @@ from node_agent.messages import NOTHING_SERVES, Done, Held, Hold, LetGo, Numbere
 from node_agent.pause import LEASE_S, Pause, paused
 from node_agent.plan import Target
 from node_agent.scrub import Remedy
+from raftmeta.durable import DiskFull
 from tests.support.scrub_scene import GOOD, A, ScrubScene
 
 BLOB = hashlib.sha256(A).hexdigest()
@@ -294,3 +299,107 @@ def test_blocks_are_read_out_of_the_bytes_that_were_hashed(tmp_path: Path) -> No
     assert read_blocks(path, "0" * 64, [0]) is None
     assert read_blocks(path, sha256, [last + 1]) is None
     assert read_blocks(tmp_path / "none", sha256, [0]) is None
+
+
+def full(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(slot: int, snapshot: object) -> str:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(scene.active._station.snapshots, "save", save)
+
+
+def test_memory_is_mended_in_place_where_the_file_system_of_the_arena_has_no_room_left(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        full(scene, monkeypatch)
+        scene.damage()
+        assert await scene.mend() is Remedy.REPAIR
+        assert scene.answer() == GOOD
+
+    run(work)
+
+
+def test_memory_that_cannot_be_mended_is_given_up_without_room_for_a_file(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        full(scene, monkeypatch)
+        scene.mender = dataclasses.replace(scene.mender, most_in_place=0)
+        scene.damage()
+        assert await scene.mend() is Remedy.RESTAGE
+        assert scene.answer() == NOTHING_SERVES and scene.kicked == 1
+        assert scene.active._station.held_by_active() == frozenset(), "nothing of it is believed whole"
+
+    run(work)
+
+
+def test_damage_that_cannot_be_written_down_is_mended_all_the_same(scene: Scene) -> None:
+    async def work() -> None:
+        def found(damage: Damage) -> None:
+            raise DiskFull("no room for the record")
+
+        scene.damage()
+        assert (await scene.mender.mend(scene.watched, ("a",), found)).remedy is Remedy.REPAIR
+        assert scene.answer() == GOOD
+
+    run(work)
+
+
+def test_a_slot_whose_repair_was_put_back_is_given_up_by_the_record_that_it_has_by_then(scene: Scene) -> None:
+    async def work() -> None:
+        scene.damage()
+        ticks = iter([0, 10**18])  # the first look at the lease in time, the one behind the record too late: put back
+        scene.active._clock_ns = lambda: next(ticks, 0)
+        scene.front.in_flight = [0, 0, 1]  # and then a request computes for longer than is waited for
+        scene.mender = dataclasses.replace(scene.mender, limit_s=0.3, restage_s=0.1)
+        assert await scene.mend() is Remedy.RESTAGE
+        assert scene.answer() == NOTHING_SERVES
+
+    run(work)
+
+
+def test_a_repair_that_ended_after_its_time_is_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        scene.damage()
+        repair, late = scene.active.repair, threading.Event()
+
+        def slow(*args: object) -> None:
+            late.wait(10)
+            repair(*args)  # type: ignore[arg-type]
+
+        prepare = scene.active.prepare
+        prepared: list[str] = []
+
+        def prepare_again(watched: Watched, tensors: Sequence[str]) -> str:
+            prepared.append(prepare(watched, tensors))
+            if len(prepared) == 2:  # after the time: let the repair go on, and see it end
+                late.set()
+                while scene.active.is_current(watched) or scene.active._station.in_repair:
+                    time.sleep(0.001)
+            return prepared[-1]
+
+        monkeypatch.setattr(scene.active, "repair", slow)
+        monkeypatch.setattr(scene.active, "prepare", prepare_again)
+        scene.mender = dataclasses.replace(scene.mender, limit_s=0.3, restage_s=0.1)
+        assert await scene.mend() is Remedy.REPAIR
+        assert scene.answer() == GOOD and scene.kicked == 0
+
+    run(work)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_whatever_ends_a_mend_leaves_no_damaged_memory_to_requests_that_are_let_go(scene: Scene, stopped: bool) -> None:
+    async def work() -> None:
+        scene.damage()
+        scene.front.in_flight = [1]
+        if not stopped:
+            scene.active.damaged = lambda watched, tensor: 1 // 0  # type: ignore[method-assign]
+        mending = asyncio.create_task(scene.mend())
+        while stopped and not scene.found:
+            await asyncio.sleep(0.01)
+        if stopped:
+            mending.cancel()
+        with pytest.raises(asyncio.CancelledError if stopped else ZeroDivisionError):
+            await mending
+        assert not scene.front.is_held and scene.answer() == NOTHING_SERVES
+
+    run(work)

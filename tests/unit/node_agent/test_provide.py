@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from consistency import block_sidecar
-from node_agent.fetch import BlobsRotten, Cancelled, Fetcher, FetchFailed, Patience
+from node_agent.fetch import BlobsRotten, Cancelled, Fetcher, FetchFailed, Patience, SourceError
 from node_agent.prepared import Prepared
 from node_agent.provide import StoreProvider
 from node_agent.sources import opener
@@ -308,5 +309,60 @@ def test_another_version_that_shares_a_file_which_rotted_fetches_it_again(tmp_pa
         scene.plane.manifests["1.0.0"] = msgspec.to_builtins(other.manifest)
         assert await scene.fetch(other) == 10 + file.size_bytes
         assert scene.store.version_fault(other.target.checksum, other.manifest) == ""
+
+    run(work)
+
+
+class Stuck:
+    """A source that gives nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes]:
+        self.asked.set()
+        while not self.go.wait(0.01):
+            yield b""
+        raise SourceError("nothing")
+
+
+def test_a_fetch_that_never_ends_keeps_no_other_version_waiting_and_whoever_waits_for_it_can_be_stopped(
+    tmp_path: Path, version: Version
+) -> None:
+    other = make_version(tmp_path / "v2", "2.0.0", {"a": b"2" * 5000})
+
+    async def work() -> None:
+        scene = Scene(tmp_path, version, other)
+        await scene.fetch(version)
+        open_source, stuck = scene.provider._fetcher._open_source, Stuck()
+        scene.provider._fetcher._open_source = lambda url: stuck if "v2" in url else open_source(url)  # type: ignore[assignment, return-value]
+        wanted = [True]
+        fetching = asyncio.create_task(scene.provider.fetch(other.target, frozenset(), lambda: not wanted[0]))
+        await asyncio.to_thread(stuck.asked.wait, 10)
+        await scene.provider.ready_files(version.target, lambda: False)
+        scene.store.discard(version.manifest.tensors[0].sha256)
+        assert await scene.fetch(version) == version.manifest.tensors[0].size_bytes
+        waiting = asyncio.create_task(scene.provider.ready_files(other.target, lambda: not wanted[0]))
+        await asyncio.sleep(0)
+        wanted[0] = False
+        for task in (waiting, fetching):
+            with pytest.raises(Cancelled):
+                await task
+        stuck.go.set()
+
+    run(work)
+
+
+def test_a_fetch_whose_task_is_cancelled_ends_in_its_thread_too(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene, stuck = Scene(tmp_path, version), Stuck()
+        scene.provider._fetcher._open_source = lambda url: stuck  # type: ignore[assignment, return-value]
+        fetching = asyncio.create_task(scene.fetch(version))
+        await asyncio.to_thread(stuck.asked.wait, 10)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        while scene.provider._fetcher._jobs:  # within the time that a test has
+            await asyncio.sleep(0.01)
 
     run(work)
