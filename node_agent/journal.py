@@ -8,6 +8,7 @@ the file now and then and writes it again when it is not its own; whoever reads 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,11 +23,12 @@ from node_agent.plan import Order, Pinned, Target
 from node_agent.runtime import log
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName, StageCounters
-from raftmeta.durable import OsDisk, read_file, write_file
+from raftmeta.durable import DiskFull, OsDisk, read_file, write_file
 
 FORMAT = "raftmeta-node-2"
 NAME = "node.state"
 MAX_PROOFS = 4
+RESERVE_BYTES = 256 << 10
 
 
 class LoadPhase(StrEnum):
@@ -102,6 +104,7 @@ class Journal:
 
     def __init__(self, directory: Path, node: str) -> None:
         self._path = directory / NAME
+        self._reserve = directory / f"{NAME}.reserve"
         self._lock = threading.Lock()
         self._data = read_file(OsDisk(), self._path)  # what the file holds, None: there is none yet
         found = None if self._data is None else _decoded(self._path, self._data)
@@ -161,6 +164,16 @@ class Journal:
                 except RaftmetaError as cause:
                     log.error("node_record_not_written", reason=f"{why}; {cause}")
 
+    def _set_aside(self) -> None:
+        """Room on the disk for a next record, where there is any."""
+        if self._reserve.exists():
+            return
+        with suppress(OSError), open(self._reserve, "wb") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+            except OSError:
+                self._reserve.unlink(missing_ok=True)
+
     def _fault(self) -> str:
         try:
             data = read_file(OsDisk(), self._path)
@@ -188,7 +201,14 @@ class Journal:
 
     def _write(self, record: NodeRecord) -> None:
         data = msgspec.msgpack.encode(record)
-        write_file(OsDisk(), self._path, data)
+        try:
+            write_file(OsDisk(), self._path, data)
+        except DiskFull:  # what was set aside is for this: a node that may not answer any more has to know, also after a start
+            if not self._reserve.exists():
+                raise
+            self._reserve.unlink(missing_ok=True)
+            write_file(OsDisk(), self._path, data)
+        self._set_aside()
         self.record, self._data, self._is_written, self._is_owed = record, data, True, False
 
 

@@ -69,8 +69,8 @@ class Order:
 
 
 def pass_number(unix_s: float, interval_s: float) -> int:
-    """Of a pass that begins now."""
-    return int(unix_s // interval_s)
+    """Of a pass that begins now. A clock that stands before 1970 costs the order alone."""
+    return max(0, int(unix_s // interval_s))
 
 
 def seed(checksum: str, number: int) -> bytes:

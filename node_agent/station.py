@@ -313,13 +313,15 @@ class Station:
 
     def _note_reading(self, found: Reading, began_ns: int) -> None:
         slot, record = found.slot, found.record
-        self.note_whole(Whole(slot, record, found.root, began_ns))
-        check, is_equal = self.checked.get(slot), found.root == record.vector_root
+        is_equal = found.root == record.vector_root
         if not is_equal:
             self.suspect.set()
-        if check is not None and check.record == record:
-            now = self._checked_now(record, check.change)
-            self.checked[slot] = now if is_equal else check._replace(finding=FailureClass.INTEGRITY_MISMATCH.value)
+        with self.records:  # a repair may give the slot another record
+            self.note_whole(Whole(slot, record, found.root, began_ns))
+            check = self.checked.get(slot)
+            if check is not None and check.record == record:
+                now = self._checked_now(record, check.change)
+                self.checked[slot] = now if is_equal else check._replace(finding=FailureClass.INTEGRITY_MISMATCH.value)
 
     def note_whole(self, found: Whole | None) -> None:
         """Whoever read a whole slot says what that found; None: what was known of it is no longer so."""

@@ -12,7 +12,7 @@ from node_agent.journal import ChangeRecord, DeploymentRecord, Follower, Journal
 from node_agent.plan import Order, Target
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName, StageCounters
-from raftmeta.durable import DiskFull
+from raftmeta.durable import DiskFull, OsDisk
 
 PIN = Target("encoder", "1.0.0", "a" * 64, "b" * 64)
 RECORD = DeploymentRecord("search", "encoder", SideName.PRIMARY, "x.arena", "x.control", fence=Order(1, 9), obeyed=PIN, pin=PIN)
@@ -161,3 +161,21 @@ def test_a_follower_goes_by_what_it_read_last_until_the_file_is_whole_again(tmp_
     assert follower.deployments() == {"search": RECORD}
     journal.drop("search")
     assert follower.deployments() == {}
+
+
+def test_what_was_set_aside_lets_one_more_record_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path, "n1")
+    journal.put(RECORD)
+    reserve, write_file = tmp_path / "node.state.reserve", node_agent.journal.write_file
+
+    def write_on_full_disk(disk: OsDisk, path: Path, data: bytes) -> None:
+        if reserve.exists():
+            raise DiskFull(f"no room for {path}")
+        write_file(disk, path, data)
+
+    assert reserve.stat().st_blocks * 512 >= node_agent.journal.RESERVE_BYTES
+    fenced = msgspec.structs.replace(RECORD, serving_side=SideName.STANDBY)
+    monkeypatch.setattr(node_agent.journal, "write_file", write_on_full_disk)
+    journal.put(fenced)
+    assert Journal(tmp_path, "n1").deployment("search") == fenced
+    assert reserve.exists(), "for the next one"

@@ -91,3 +91,8 @@ def test_the_blocks_that_differ_in_either_sum_are_named() -> None:
 def test_what_is_too_much_to_write_while_requests_wait_goes_into_the_other_slot() -> None:
     assert scrub.remedy(1) is scrub.remedy(scrub.MAX_IN_PLACE_BLOCKS) is Remedy.REPAIR
     assert scrub.remedy(scrub.MAX_IN_PLACE_BLOCKS + 1) is Remedy.RESTAGE
+
+
+def test_a_clock_before_1970_gives_a_pass_too() -> None:
+    assert scrub.pass_number(-5.0, 3600) == 0
+    assert scrub.seed("ab" * 32, scrub.pass_number(-5.0, 3600))

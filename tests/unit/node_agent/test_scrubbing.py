@@ -148,14 +148,14 @@ def test_a_flipped_bit_is_found_named_mended_and_the_node_ready_again_after_all_
     async def work() -> None:
         said: list[str] = []
         when: list[int] = []  # how much was read when it was said
-        update = scene.memory.journal.update
+        keep = scene.memory.journal.keep
 
         def updated(name: str, make: Any) -> None:
-            update(name, make)
+            keep(name, make)
             said.append(scene.remembered.record.damage)
             when.append(len(seen))
 
-        scene.memory.journal.update = updated  # type: ignore[method-assign]
+        scene.memory.journal.keep = updated  # type: ignore[method-assign]
         scene.damage(BLOCK_BYTES + 3, value=ord("g") ^ 16)
         seen = spied(scene)
         await scene.until(lambda: bool(said) and not said[-1])
