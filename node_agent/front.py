@@ -50,6 +50,7 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 PROBE = b"x-raftmeta-probe"  # "1": asks what this node would answer, also where the other side takes requests
+CROWDED = "raftmeta.crowded"  # in the state of a scope: there are more connections than the limit
 PROBING = "inspect"  # the action that takes
 CONTROL_S = vector_query.WAIT_S
 METRICS_S = 2.0
@@ -132,6 +133,9 @@ class Front:
         except ServeError as denied:
             self._meter.count(table.DENIED, route.row.action, str(denied.status))
             raise
+        if scope.get("state", {}).get(CROWDED) and route.row.action != "health":
+            detail = f"the node serves its limit of {self._config.connection_limit} connections"
+            raise ServeError(503, detail, retry_after_s=1, code="overloaded", headers=(answers.CLOSE,))
         match route.row.kind:
             case Kind.INFER:
                 return await self._infer(route, body)
