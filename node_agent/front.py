@@ -173,7 +173,12 @@ class Front:
                 self._models.require_side(route)
             if not self._dispatcher.is_held(route.model):  # what a worker says of memory that is being mended is soon over
                 self._models.require_servable(route)
-            result = await self._dispatcher.infer(Job(route.model, route.version, request.inputs, request.outputs, deadline))
+            job = Job(route.model, route.version, request.inputs, request.outputs, deadline)
+            leaving = asyncio.create_task(_dropped_when_left(job, body))
+            try:
+                result = await self._dispatcher.infer(job)
+            finally:
+                leaving.cancel()
             status = 200
         except ServeError as error:
             status = error.status
@@ -231,6 +236,12 @@ async def _gauges(peer: Peer) -> tuple[GaugeSample, ...] | None:
     return None
 
 
+async def _dropped_when_left(job: Job, body: _Body) -> None:
+    """A request whose client is gone takes no place in the queue; one that a worker has already is computed to its end."""
+    await body.left()
+    job.fail(ServeError(400, "the client went away before the answer"))
+
+
 class _Body:
     """The body of one request, read at most once."""
 
@@ -265,6 +276,11 @@ class _Body:
                         return b"".join(parts)
         except TimeoutError as cause:
             raise ServeError(408, "the body did not arrive before the deadline of the request") from cause
+
+    async def left(self) -> None:
+        """Until the client is gone. Once the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
 
 def _announced_bytes(headers: Mapping[bytes, bytes]) -> int:

@@ -22,6 +22,7 @@ from node_agent.runtime import Runtime
 from node_agent.tls import server_tls
 from raftmeta.core.types import SideName
 from tests.support.certificates import TestAuthority
+from tests.support.front_scene import TEXT, FakeWorker
 
 LIMITS = ReadLimits(head_s=0.2, head_bytes=2000, body_s=0.2)
 
@@ -253,6 +254,28 @@ def test_a_field_behind_a_body_is_no_field_of_the_request(tmp_path: Path) -> Non
         assert answer.startswith(b"HTTP/1.1 400"), "415 says that it was taken for one"
 
     run(tmp_path, work)
+
+
+def test_requests_whose_clients_left_leave_the_queue(tmp_path: Path) -> None:
+    async def work(listening: Listening) -> None:
+        listening.serves("search")
+        worker = FakeWorker(listening.runtime.worker_socket(0))
+        worker.hold = asyncio.Event()
+        await worker.start()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.port}", timeout=10) as http:
+            while (await http.get("/v2/models/search/ready")).status_code != 200:
+                await asyncio.sleep(0.01)
+            tasks = [asyncio.create_task(http.post("/v2/models/search/infer", json=TEXT)) for _ in range(3)]
+            while "raftmeta_agent_queued_requests 2.0" not in (await http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+            for task in tasks:
+                task.cancel()
+            while "raftmeta_agent_queued_requests 0.0" not in (await http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+        assert len(worker.calls) == 1
+        await worker.die()
+
+    run(tmp_path, work, limits=ReadLimits(), worker_depth=1)
 
 
 class Secured:
