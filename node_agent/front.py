@@ -21,6 +21,7 @@ from node_agent import metric_table as table
 from node_agent.admission import Admission
 from node_agent.answers import Answer
 from node_agent.dispatch import Dispatcher, Job
+from node_agent.heavy import Heavy
 from node_agent.holds import MAX_LEASE_S
 from node_agent.ipc import CallFailed, ConnectionLost, Server
 from node_agent.journal import Follower
@@ -67,6 +68,7 @@ class Front:
         self._workers = [Peer(runtime.worker_socket(index), self._kick) for index in range(config.workers)]
         self._control = Peer(runtime.control_socket(), lambda: None)
         self._admission = Admission(config)
+        self._heavy = Heavy()
         self._meter = runtime.meter("front")
         self._record = Follower(config.store_dir)
         self._models = Models(self._record, self._workers)
@@ -168,7 +170,7 @@ class Front:
         try:
             deadline = started + self._config.request_deadline_s
             content = await body.read(self._config.body_limit_bytes, deadline)
-            request = serve.parse_infer(content, self._config.body_limit_bytes)
+            request = await self._heavy.read(len(content), lambda: serve.parse_infer(content, self._config.body_limit_bytes))
             if not body.is_probe:
                 self._models.require_side(route)
             if not self._dispatcher.is_held(route.model):  # what a worker says of memory that is being mended is soon over
@@ -186,7 +188,9 @@ class Front:
         finally:
             self._meter.count(table.REQUESTS, route.model, str(status))
             self._meter.observe(table.REQUEST_SECONDS, time.monotonic() - started, route.model)
-        return Answer(200, serve.infer_body(route.model, request.id, result), (answers.JSON, version_header(result.version)))
+        size = sum(len(item.data) for item in result.outputs)
+        body_of_answer = await self._heavy.write(size, lambda: serve.infer_body(route.model, request.id, result))
+        return Answer(200, body_of_answer, (answers.JSON, version_header(result.version)))
 
     # --- the rest of the tree
 
