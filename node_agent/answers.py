@@ -41,7 +41,7 @@ def problem(status: int, code: str, detail: str, headers: tuple[Header, ...] = (
 def refusal(error: ServeError, *, in_protocol: bool, unread: bool) -> Answer:
     """`unread`: the request has a body that nobody read, so its connection cannot go on."""
     retry = ((b"retry-after", str(error.retry_after_s).encode()),) if error.retry_after_s else ()
-    headers = (*error.headers, *retry, *((CLOSE,) if unread else ()))
+    headers = (*error.headers, *retry, *((CLOSE,) if unread and CLOSE not in error.headers else ()))
     if in_protocol:
         return Answer(error.status, error_body(error.message), (JSON, *headers))
     return problem(error.status, error.code or _CODES[error.status], error.message, headers)

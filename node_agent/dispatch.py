@@ -21,6 +21,7 @@ from node_agent.messages import NOT_LOADED, NOTHING_SERVES, Infer, Inferred, Num
 from node_agent.serve import ServeError
 
 MAX_REPLAYS = 1
+HELD_SHARE = 0.5  # of the queue, for requests of deployments that are held; those that wait when a hold begins keep their places
 NOTHING_SERVES_RETRY_S = 5  # of a client, while the node stages a version again
 TIMER_S = 0.001
 NOT_LOADED_WAIT_S = 0.05  # a worker that came back binds its slots within seconds; ask again this often
@@ -99,8 +100,7 @@ class Dispatcher:
 
     async def infer(self, job: Job) -> Inferred:
         """The answer. Raises ServeError: 503 when the queue is full or the worker was lost twice, 504 past the deadline."""
-        if len(self._queue) >= self._limit:
-            raise ServeError(503, f"the queue holds its limit of {self._limit} requests", retry_after_s=1)
+        self._require_room(job.deployment)
         self._queue.append(job)
         self.kick()
         try:
@@ -112,6 +112,15 @@ class Dispatcher:
             job.done.cancel()
             if job in self._queue:
                 self._queue.remove(job)
+
+    def _require_room(self, deployment: str) -> None:
+        """Held requests take a share of the queue at most: what waits for a repair keeps no other deployment's idle workers waiting."""
+        held = 0 if self._holds.none else sum(self._holds.is_held(job.deployment) for job in self._queue)
+        share = max(1, int(self._limit * HELD_SHARE))
+        if held >= share and self._holds.is_held(deployment):
+            raise ServeError(503, f"{held} requests wait for memory that is being mended, the limit is {share}", retry_after_s=1)
+        if len(self._queue) - max(0, held - share) >= self._limit:
+            raise ServeError(503, f"the queue holds its limit of {self._limit} requests", retry_after_s=1)
 
     def hold(self, deployment: str, lease_s: float) -> tuple[int, float]:
         """Keep its requests back, from now on or longer. Gives how many of them workers have, and how long it lasts: 0.0 not any more."""

@@ -21,6 +21,7 @@ from node_agent import metric_table as table
 from node_agent.admission import Admission
 from node_agent.answers import Answer
 from node_agent.dispatch import Dispatcher, Job
+from node_agent.heavy import Heavy
 from node_agent.holds import MAX_LEASE_S
 from node_agent.ipc import CallFailed, ConnectionLost, Server
 from node_agent.journal import Follower
@@ -50,6 +51,7 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 PROBE = b"x-raftmeta-probe"  # "1": asks what this node would answer, also where the other side takes requests
+CROWDED = "raftmeta.crowded"  # in the state of a scope: there are more connections than the limit
 PROBING = "inspect"  # the action that takes
 CONTROL_S = vector_query.WAIT_S
 METRICS_S = 2.0
@@ -66,6 +68,7 @@ class Front:
         self._workers = [Peer(runtime.worker_socket(index), self._kick) for index in range(config.workers)]
         self._control = Peer(runtime.control_socket(), lambda: None)
         self._admission = Admission(config)
+        self._heavy = Heavy()
         self._meter = runtime.meter("front")
         self._record = Follower(config.store_dir)
         self._models = Models(self._record, self._workers)
@@ -132,6 +135,9 @@ class Front:
         except ServeError as denied:
             self._meter.count(table.DENIED, route.row.action, str(denied.status))
             raise
+        if scope.get("state", {}).get(CROWDED) and route.row.action != "health":
+            detail = f"the node serves its limit of {self._config.connection_limit} connections"
+            raise ServeError(503, detail, retry_after_s=1, code="overloaded", headers=(answers.CLOSE,))
         match route.row.kind:
             case Kind.INFER:
                 return await self._infer(route, body)
@@ -164,12 +170,17 @@ class Front:
         try:
             deadline = started + self._config.request_deadline_s
             content = await body.read(self._config.body_limit_bytes, deadline)
-            request = serve.parse_infer(content, self._config.body_limit_bytes)
+            request = await self._heavy.read(len(content), lambda: serve.parse_infer(content, self._config.body_limit_bytes))
             if not body.is_probe:
                 self._models.require_side(route)
             if not self._dispatcher.is_held(route.model):  # what a worker says of memory that is being mended is soon over
                 self._models.require_servable(route)
-            result = await self._dispatcher.infer(Job(route.model, route.version, request.inputs, request.outputs, deadline))
+            job = Job(route.model, route.version, request.inputs, request.outputs, deadline)
+            leaving = asyncio.create_task(_dropped_when_left(job, body))
+            try:
+                result = await self._dispatcher.infer(job)
+            finally:
+                leaving.cancel()
             status = 200
         except ServeError as error:
             status = error.status
@@ -177,7 +188,9 @@ class Front:
         finally:
             self._meter.count(table.REQUESTS, route.model, str(status))
             self._meter.observe(table.REQUEST_SECONDS, time.monotonic() - started, route.model)
-        return Answer(200, serve.infer_body(route.model, request.id, result), (answers.JSON, version_header(result.version)))
+        size = sum(len(item.data) for item in result.outputs)
+        body_of_answer = await self._heavy.write(size, lambda: serve.infer_body(route.model, request.id, result))
+        return Answer(200, body_of_answer, (answers.JSON, version_header(result.version)))
 
     # --- the rest of the tree
 
@@ -227,6 +240,12 @@ async def _gauges(peer: Peer) -> tuple[GaugeSample, ...] | None:
     return None
 
 
+async def _dropped_when_left(job: Job, body: _Body) -> None:
+    """A request whose client is gone takes no place in the queue; one that a worker has already is computed to its end."""
+    await body.left()
+    job.fail(ServeError(400, "the client went away before the answer"))
+
+
 class _Body:
     """The body of one request, read at most once."""
 
@@ -261,6 +280,11 @@ class _Body:
                         return b"".join(parts)
         except TimeoutError as cause:
             raise ServeError(408, "the body did not arrive before the deadline of the request") from cause
+
+    async def left(self) -> None:
+        """Until the client is gone. Once the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
 
 def _announced_bytes(headers: Mapping[bytes, bytes]) -> int:

@@ -2,7 +2,9 @@
 
 The supervisor keeps the listening socket, so while a front restarts new connections wait instead of being refused. A connection that does
 not bring a whole request head in time is closed, and one whose body comes too slowly: otherwise a few slow senders could hold every
-connection, also of requests that were answered before their body ended. Stopping means: not ready for `drain_s`, then no new connections,
+connection, also of requests that were answered before their body ended. Bytes that begin no request keep no connection open, and what the
+parser collects is bounded in heads, trailers and between chunks alike. At the limit of connections those that wait for a request give way
+to new ones; where none does, health is still answered over a few more. Stopping means: not ready for `drain_s`, then no new connections,
 then the requests in flight end.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,71 +20,157 @@ from typing import Any, NamedTuple
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from node_agent.front import Front
+from node_agent.front import CROWDED, Front
 from node_agent.runtime import Runtime, log
 from node_agent.tls import server_tls
 
 BACKLOG = 1024
+PROBE_ROOM = 32  # connections beyond the limit, over which health alone is answered
+OWN_FILES = 160  # that are no connection of a stranger: libraries, sockets, links to 64 workers
 KEEP_ALIVE_S = 75  # longer than clients and proxies keep an idle connection: one that we end meets a request that is on its way
 
 
 class ReadLimits(NamedTuple):
     handshake_s: float = 10.0  # of TLS
     head_s: float = 10.0  # from connecting, or from the first byte of a later request, to the end of its head
-    head_bytes: int = 64 << 10
+    head_bytes: int = 64 << 10  # of a head, of the trailers of a body, of what stands between two of its chunks
     body_s: float = 10.0  # grace for a body, to which its bytes add time
     body_bytes_per_s: int = 16 << 10  # slower than this is no client
     certificate_look_s: float = 5.0  # between looks at the certificate's files
+
+
+class Crowd:
+    """The connections of one front: how many there may be, and which of them wait for a request, longest first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._open: set[LimitedProtocol] = set()
+        self._waiting: dict[LimitedProtocol, None] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._open) > self.limit
+
+    def enter(self, connection: LimitedProtocol) -> None:
+        """A new one: another that waits for a request ends for it, or it does itself when even the room for probes is taken."""
+        self._open.add(connection)
+        if self.is_full:
+            oldest = next(iter(self._waiting), None)
+            if oldest is not None:
+                oldest.end()
+            elif len(self._open) > self.limit + PROBE_ROOM:
+                connection.end()
+                return
+        self._waiting[connection] = None
+
+    def wait(self, connection: LimitedProtocol) -> None:
+        if connection in self._open:
+            self._waiting.setdefault(connection)
+
+    def work(self, connection: LimitedProtocol) -> None:
+        self._waiting.pop(connection, None)
+
+    def leave(self, connection: LimitedProtocol) -> None:
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
 
 
 class LimitedProtocol(HttpToolsProtocol):
     """Closes connections whose head is late or large, or whose body is late. Idle ones after an answer are uvicorn's own business."""
 
     limits = ReadLimits()
+    crowd = Crowd(1)  # of the server that makes the connections
     _head_timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0
     _body_timer: asyncio.TimerHandle | None = None
     _body_since = 0.0
     _body_bytes = 0
+    _collected = 0  # bytes since the parser handed out a head or a part of a body: it may hold all of them
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._arm()
+        self.crowd.enter(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is not None:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > self.limits.head_bytes and not self.transport.is_closing():
-            self.transport.abort()
+        """In pieces no larger than a head may be, so that what arrives at once is bounded like what comes bit by bit."""
+        if self._is_between:
+            self._arm()
+        limit = self.limits.head_bytes
+        for begin in range(0, len(data), limit):
+            if self.transport.is_closing():
+                return
+            piece = data[begin : begin + limit]
+            self._collected += len(piece)
+            super().data_received(piece)
+            if self._collected > limit:
+                self.end()
+        self._settle()
+
+    @property
+    def _is_between(self) -> bool:
+        """No request has begun that is not answered and read to its end."""
+        return self._body_timer is None and not self.pipeline and (self.cycle is None or self.cycle.response_complete)
+
+    def _settle(self) -> None:
+        """The rest of a body that came after its answer leaves an idle connection like any other."""
+        if self.transport.is_closing() or not self._is_between:
+            return
+        self.crowd.wait(self)
+        if self._head_timer is None and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._arm()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field behind the body is nobody's: the request was admitted by its head."""
+        if self._body_timer is None:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._disarm()
-        self._head_bytes = 0
+        self.crowd.work(self)
+        self._collected = 0
         self._body_since, self._body_bytes = self.loop.time(), 0
         self._arm_body(self.limits.body_s)
+        self.scope["state"][CROWDED] = self.crowd.is_full or len(self.tasks) >= self.crowd.limit
         super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        self._collected = 0
+
     def on_body(self, body: bytes) -> None:
+        self._collected = 0
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._collected = 0
         self._disarm_body()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._settle()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.crowd.leave(self)
         self._disarm()
         self._disarm_body()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
+    def end(self) -> None:
+        """At once, whatever waits to be sent."""
+        self.crowd.leave(self)
+        if not self.transport.is_closing():
+            self.transport.abort()
+
     def _arm(self) -> None:
-        self._disarm()
-        self._head_timer = self.loop.call_later(self.limits.head_s, self._head_is_late)
+        """From the first byte: nothing that comes later moves the end."""
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.limits.head_s, self._head_is_late)
 
     def _disarm(self) -> None:
         if self._head_timer is not None:
@@ -90,8 +179,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if not self.transport.is_closing():
-            self.transport.abort()
+        self.end()
 
     def _arm_body(self, seconds: float) -> None:
         self._disarm_body()
@@ -114,7 +202,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if rest_s > 0:
             self._arm_body(rest_s)
         else:
-            self.transport.abort()
+            self.end()
 
 
 class _Server(uvicorn.Server):
@@ -146,22 +234,35 @@ class _Server(uvicorn.Server):
         yield
 
 
+def connections_allowed(wanted: int) -> int:
+    """At most `wanted`: as many as this process may open files for, beside those of its own. Lifts the soft limit as far as that takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    beside = PROBE_ROOM + OWN_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted + beside:
+        soft = wanted + beside if hard == resource.RLIM_INFINITY else max(soft, min(wanted + beside, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    allowed = wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - beside))
+    if allowed < wanted:
+        log.warning("fewer_connections", allowed=allowed, configured=wanted, descriptors=soft)
+    return allowed
+
+
 async def run(runtime: Runtime, listener: socket.socket, limits: ReadLimits | None = None) -> None:
     """Serve until the runtime stops, then drain."""
     config, limits = runtime.config, limits or ReadLimits()
     tls = server_tls(config, limits.certificate_look_s)
     front = Front(runtime)
+    crowd = Crowd(connections_allowed(config.connection_limit))
     server = _Server(
         uvicorn.Config(
             front,
-            http=type("Protocol", (LimitedProtocol,), {"limits": limits}),
+            http=type("Protocol", (LimitedProtocol,), {"limits": limits, "crowd": crowd}),
             ws="none",
             lifespan="off",
             interface="asgi3",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=config.connection_limit,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(config.request_deadline_s) + 1,
             ssl_context_factory=None if tls is None else lambda _config, _make: tls.context,

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from node_agent import report
 from node_agent.desired import DeploymentView, Desired, RolloutView, read
 from node_agent.evidence import Teller
@@ -70,6 +72,21 @@ class ControlPlane(Protocol):
 class Bounds(NamedTuple):
     max_deployments: int  # that this node takes part in
     start_wait_s: float  # for the control plane, before the pin is served
+
+
+class ClusterView(msgspec.Struct, frozen=True):
+    """What this node takes from an answer about the cluster."""
+
+    cluster_id: str
+
+
+class VersionView(msgspec.Struct, frozen=True):
+    checksum: str
+    vector_root: str
+
+
+class HeartbeatView(msgspec.Struct, frozen=True):
+    interval_ms: int
 
 
 class Loop:
@@ -232,7 +249,7 @@ class Loop:
     def _refuse_strangers(self, where: Revised) -> None:
         """A list of another cluster, or from before what this node obeyed, may be empty: it must not take what serves away."""
         journal = self._places.journal
-        cluster_id, known = str(where["cluster_id"]), journal.record.cluster_id
+        cluster_id, known = read(where, ClusterView).cluster_id, journal.record.cluster_id
         if known and cluster_id != known:
             raise RaftmetaError("integrity", f"the members are of cluster {cluster_id!r}, this node listens to {known!r}")
         obeyed = max((record.fence for record in journal.record.deployments.values()), default=NO_ORDER)
@@ -293,8 +310,8 @@ class Loop:
         return target
 
     async def _target(self, model: str, label: str) -> Target:
-        version = await self._plane.get_version(model, label)
-        return Target(model, label, str(version["checksum"]), str(version["vector_root"]))
+        version = read(await self._plane.get_version(model, label), VersionView)
+        return Target(model, label, version.checksum, version.vector_root)
 
     async def _remember_previous(self, item: DeploymentView) -> None:
         known = self._targets.get((item.model, item.previous, item.order_revision))
@@ -399,8 +416,8 @@ class Loop:
             looks = [tender.look() for _, tender in sorted(self._tenders.items())]
             with suppress(RaftmetaError):  # `_probe` says whether the control plane is there
                 status = report.heartbeat(self._facts, looks, self._places.journal.record.cordoned)
-                reply = await self._plane.heartbeat(self._facts.node, status)
-                interval_s = min(60.0, max(0.1, int(reply["interval_ms"]) / 1000))
+                reply = read(await self._plane.heartbeat(self._facts.node, status), HeartbeatView)
+                interval_s = min(60.0, max(0.1, reply.interval_ms / 1000))
             await asyncio.sleep(interval_s)
 
     async def _probe(self) -> None:

@@ -239,6 +239,7 @@ class GetVector(Numbered, frozen=True, tag="get_vector"):
     entries: bool  # with the entry of every tensor
     blocks: str  # the block checks of this tensor instead, the only one that is read; "" for none
     published: bool = False  # with `blocks`: as they were published, from the version's file of block checks
+    wait_s: float = 30.0  # after which nobody waits any more
 
 
 class GetVectors(Numbered, frozen=True, tag="get_vectors"):

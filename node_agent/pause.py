@@ -35,11 +35,16 @@ class Pause:
         self._clock_ns = clock_ns
 
     async def idle(self) -> int:
-        """Until workers have no request of the deployment. Gives the monotonic time in ns until which they get none."""
+        """Until workers have no request of the deployment. Gives the monotonic time in ns until which they get none.
+
+        Raises TimeoutError once the front holds them no longer, however often it is asked.
+        """
         while True:
             asked_ns = self._clock_ns()
             held = await self.renew()
-            if held is not None and not held.in_flight and held.lease_ms:
+            if held is not None and not held.lease_ms:
+                raise TimeoutError(f"requests of {self._deployment} were held back for as long as they may")
+            if held is not None and not held.in_flight:
                 return asked_ns + held.lease_ms * 1_000_000
             await asyncio.sleep(POLL_S)
 
@@ -51,10 +56,11 @@ class Pause:
         return None
 
     async def keep(self) -> None:
-        """Until cancelled."""
-        while True:
+        """Until cancelled, or until the front has held for as long as it may."""
+        held = None
+        while held is None or held.lease_ms:
             await asyncio.sleep(RENEW_S)
-            await self.renew()
+            held = await self.renew()
 
     async def let_go(self) -> None:
         with suppress(ConnectionLost, CallFailed, TimeoutError):

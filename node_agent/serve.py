@@ -19,6 +19,7 @@ from raftmeta.core.errors import RaftmetaError
 
 MAX_INPUTS = 16
 MAX_RANK = 8
+MAX_DIM = 2**31  # more elements than any body holds
 MAX_ID = 256  # characters of a request id
 MAX_NAME = 256
 
@@ -122,6 +123,8 @@ def _tensor(item: _Input) -> Tensor:
     what = f"input {item.name[:MAX_NAME]!r}"
     if not item.name or len(item.name) > MAX_NAME:
         raise ServeError(400, f"{what}: the name is empty or longer than {MAX_NAME} characters")
+    if any(abs(dim) > MAX_DIM for dim in item.shape):  # may have more digits than can be printed
+        raise ServeError(400, f"{what}: a dimension of its shape exceeds {MAX_DIM}")
     if not 1 <= len(item.shape) <= MAX_RANK or min(item.shape) < 1:
         raise ServeError(400, f"{what}: shape {list(item.shape)[:MAX_RANK]} needs 1..{MAX_RANK} dimensions of at least 1")
     if item.datatype != "BYTES" and item.datatype not in DATATYPES:

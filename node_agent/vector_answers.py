@@ -2,13 +2,14 @@
 
 Everything is computed from the memory that serves, when it is asked for. Only a question that says how old an answer may be gets an earlier
 reading, with its age by this node's monotonic clock; a reading that did not compare is never kept for that. Deployments are read one after
-the other, and one that cannot be read is a fault in its own place.
+the other, also those of different questions (`readings`), and one that cannot be read is a fault in its own place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from consistency.vector import Words, pack_blocks
 from node_agent.beside import Beside
 from node_agent.device.port import SlotRecord
 from node_agent.messages import Fault, GetDigests, GetVector, GetVectors, Json, Reply
+from node_agent.readings import Readings, TooManyReadings
 from node_agent.report import NodeFacts
 from node_agent.serving import Digests, Reading, VectorFrom
 from node_agent.store import Store
@@ -55,34 +57,42 @@ class VectorAnswers:
         self._store = store
         self._clock_ns = clock_ns
         self._beside = Beside(store)
+        self._readings = Readings(clock_ns)
 
     async def answer(self, call: GetVector | GetVectors | GetDigests) -> Reply:
-        match call:
-            case GetVectors():
-                return await self._all(call)
-            case GetVector():
-                return await self._one(call)
-            case GetDigests():
-                return await self._digests(call)
+        try:
+            match call:
+                case GetVectors():
+                    return await self._all(call)
+                case GetVector():
+                    return await self._one(call)
+                case GetDigests():
+                    return await self._digests(call)
+        except TooManyReadings as cause:
+            return Fault(call.number, 503, "overloaded", str(cause))
 
     async def _all(self, call: GetVectors) -> Reply:
         looks: list[tuple[str, Tender, _Seen]] = []
         faults: dict[str, Any] = {}
         until_ns = self._until_ns(call.wait_s)
-        for name in call.deployments or sorted(self._deployments.tenders):
+        for name in dict.fromkeys(call.deployments) or sorted(self._deployments.tenders):
             tender = self._deployments.tenders.get(name)
             if self._clock_ns() > until_ns:
-                faults[name] = {"code": "timed_out", "detail": f"{name}: not read within {call.wait_s:g} s"}
+                faults[name] = _not_in_time(name, call.wait_s)
                 continue
             if tender is None:
                 faults[name] = {"code": "unknown_deployment", "detail": f"deployment {name!r} is not on this node"}
                 continue
             try:
-                seen = await asyncio.to_thread(self._look, tender, call.max_age_ms)
-                if seen is None:
+                seen = await self._look(tender, call.max_age_ms, until_ns)
+                if seen is None and self._clock_ns() > until_ns:
+                    faults[name] = _not_in_time(name, call.wait_s)
+                elif seen is None:
                     faults[name] = {"code": "starting", "detail": f"{name}: no verified version serves right now"}
                 else:
                     looks.append((name, tender, seen))
+            except TooManyReadings as cause:
+                faults[name] = {"code": "overloaded", "detail": f"{name}: {cause}"}
             except STEP_FAULTS as cause:
                 faults[name] = {"code": "unreadable", "detail": f"{name}: {type(cause).__name__}: {cause}"[:1000]}
         body = {
@@ -99,13 +109,19 @@ class VectorAnswers:
         tender = self._deployments.tenders.get(call.deployment)
         if tender is None:
             return _not_here(call.number, call.deployment)
+        until_ns = self._until_ns(call.wait_s)
         if call.blocks:
-            found = await asyncio.to_thread(self._published if call.published else self._in_memory, tender, call)
+            read = functools.partial(self._published if call.published else self._in_memory, tender, call)
+            found = await self._readings.share((id(tender), call.blocks, call.published), until_ns, read)
+            if found is None:
+                return _late(call)
             if isinstance(found, Fault):
-                return found
+                return msgspec.structs.replace(found, number=call.number)  # perhaps of another question that shared the reading
             blocks = base64.b64encode(pack_blocks(found)).decode()
             return Json(call.number, msgspec.json.encode({"tensor": call.blocks, "blocks": blocks}))
-        seen = await asyncio.to_thread(self._look, tender, None)
+        seen = await self._look(tender, None, until_ns)
+        if seen is None and self._clock_ns() > until_ns:
+            return _late(call)
         if seen is None:
             return _serves_nothing(call.number, call.deployment)
         assert seen.reading is not None
@@ -160,21 +176,26 @@ class VectorAnswers:
         given_up, until_ns = threading.Event(), self._until_ns(call.wait_s)
         is_over = lambda: given_up.is_set() or self._clock_ns() > until_ns  # noqa: E731
         try:
-            found = await asyncio.to_thread(tender.serving.digests, call.after, call.limit_bytes, is_over)
+            read = functools.partial(tender.serving.digests, call.after, call.limit_bytes, is_over)
+            found = await self._readings.share(given_up, until_ns, read)
         finally:
             given_up.set()  # a call that nobody waits for any more reads no further
         if found is None:
             return _serves_nothing(call.number, call.deployment)
         return Json(call.number, msgspec.json.encode(self._digests_body(call.deployment, found)))
 
-    def _look(self, tender: Tender, max_age_ms: int | None) -> _Seen | None:
-        """Blocks while memory is read."""
+    async def _look(self, tender: Tender, max_age_ms: int | None, until_ns: int) -> _Seen | None:
+        """None while nothing serves, or when memory was not read by then. Raises TooManyReadings, and what reading does."""
         if max_age_ms is not None:
             proven = tender.serving.proven()
             if proven is not None and proven.age_ms <= max_age_ms:
                 began_ns = self._clock_ns() - proven.age_ms * 1_000_000
-                digest = self._config_digest(proven.record.checksum)
+                digest = await asyncio.to_thread(self._config_digest, proven.record.checksum)
                 return _Seen(proven.record, proven.slot, proven.epoch, proven.root, VectorFrom.MEMORY, began_ns, None, digest)
+        return await self._readings.share((id(tender), "", False), until_ns, functools.partial(self._read, tender))
+
+    def _read(self, tender: Tender) -> _Seen | None:
+        """Blocks while memory and files are read."""
         began_ns = self._clock_ns()
         reading = tender.serving.vector()
         if reading is None:
@@ -227,6 +248,15 @@ class VectorAnswers:
 
 def _not_here(number: int, deployment: str) -> Fault:
     return Fault(number, 404, "unknown_deployment", f"deployment {deployment!r} is not on this node")
+
+
+def _not_in_time(deployment: str, wait_s: float) -> dict[str, str]:
+    return {"code": "timed_out", "detail": f"{deployment}: not read within {wait_s:g} s"}
+
+
+def _late(call: GetVector) -> Fault:
+    late = _not_in_time(call.deployment, call.wait_s)
+    return Fault(call.number, 503, late["code"], late["detail"])
 
 
 def _serves_nothing(number: int, deployment: str) -> Fault:

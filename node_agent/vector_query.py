@@ -44,7 +44,7 @@ def of_one(deployment: str, query: bytes) -> Asked:
     if sha256:
         limit = _number(given, "limit_bytes", MAX_PAGE_BYTES, 1, MAX_PAGE_BYTES)
         return Asked(lambda number: GetDigests(number, deployment, given.get("after", ""), limit, wait_s), wait_s)
-    return Asked(lambda number: GetVector(number, deployment, entries, given.get("blocks", ""), published), wait_s)
+    return Asked(lambda number: GetVector(number, deployment, entries, given.get("blocks", ""), published, wait_s), wait_s)
 
 
 def of_all(query: bytes) -> Asked:
@@ -56,6 +56,9 @@ def of_all(query: bytes) -> Asked:
     if wrong is not None or len(names) > MAX_DEPLOYMENTS:
         found = f"{wrong[:140]!r}" if wrong is not None else f"{len(names)} names"
         raise ServeError(400, f"deployments takes up to {MAX_DEPLOYMENTS} names with commas between them, found {found}")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ServeError(400, f"deployments names {twice[:140]!r} more than once")
     max_age_ms = _number(given, "max_age_ms", 0, 0, MAX_AGE_MS) if "max_age_ms" in given else None
     return Asked(lambda number: GetVectors(number, names, max_age_ms, wait_s), wait_s)
 

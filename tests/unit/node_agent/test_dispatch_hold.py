@@ -152,3 +152,49 @@ def test_a_held_request_ends_by_its_deadline() -> None:
         assert late.value.status == 504 and of.queued == 0
 
     run(work)
+
+
+@pytest.mark.parametrize("is_held_first", [True, False])
+def test_held_requests_take_a_share_of_the_queue_and_leave_the_rest_to_others(is_held_first: bool) -> None:
+    async def work() -> None:
+        worker = FakeWorker(served=BOTH)
+        of = dispatcher(worker, limit=4)
+        if is_held_first:
+            of.hold("search", 5.0)
+        tasks = [start(of, job()) for _ in range(2 if is_held_first else 5)]
+        await settle()
+        of.hold("search", 5.0)
+        with pytest.raises(ServeError, match="being mended") as full:
+            await of.infer(job())
+        assert (full.value.status, full.value.retry_after_s) == (503, 1)
+        if not is_held_first:
+            worker.answer()
+            await settle()
+        other = job()
+        other.deployment = "other"
+        going = start(of, other)
+        await settle()
+        assert worker.asked[-1].deployment == "other"
+        worker.answer()
+        await going
+        for task in tasks:
+            task.cancel()
+
+    run(work)
+
+
+def test_a_request_that_nobody_waits_for_any_more_leaves_the_queue() -> None:
+    async def work() -> None:
+        worker = FakeWorker()
+        of = dispatcher(worker)
+        first, left = start(of, job()), job()
+        waiting = start(of, left)
+        await settle()
+        left.fail(ServeError(400, "left"))
+        await settle()
+        assert of.queued == 0 and waiting.done()
+        worker.answer()
+        await first
+        assert len(worker.asked) == 1 and isinstance(waiting.exception(), ServeError)
+
+    run(work)

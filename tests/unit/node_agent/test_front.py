@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from node_agent import serve
+from node_agent.heavy import MAX_WAITING
 from node_agent.ipc import CallFailed, Link
 from node_agent.messages import (
     Done,
@@ -24,7 +27,7 @@ from node_agent.messages import (
 from node_agent.metric_table import WORKER_REQUESTS
 from node_agent.metrics import Meter
 from node_agent.tally import Tally
-from tests.support.front_scene import RECORD, Scene, refused_unread, run
+from tests.support.front_scene import RECORD, TEXT, Scene, refused_unread, run
 
 
 def test_an_answer_names_the_version_that_computed_it(tmp_path: Path) -> None:
@@ -393,5 +396,26 @@ def test_while_its_memory_is_mended_a_deployment_that_workers_call_blocked_is_wa
         await letting
         assert (await asking).status_code == 200
         await link.close()
+
+    run(tmp_path, work)
+
+
+def test_large_bodies_are_read_beside_the_loop_and_only_so_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, parse, large = threading.Event(), serve.parse_infer, msgspec.json.encode(TEXT) + b" " * (100 << 10)
+
+    def slow(body: bytes, limit: int) -> Any:
+        assert len(body) < 1000 or go.wait(10)
+        return parse(body, limit)
+
+    monkeypatch.setattr(serve, "parse_infer", slow)
+
+    async def work(scene: Scene) -> None:
+        tasks = [asyncio.create_task(scene.infer(body=large)) for _ in range(MAX_WAITING)]
+        await scene.until(lambda: scene.front._heavy._waiting == MAX_WAITING)
+        assert (await scene.infer()).status_code == 200
+        refused = await scene.infer(body=large)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        go.set()
+        assert [reply.status_code for reply in await asyncio.gather(*tasks)] == [200] * MAX_WAITING
 
     run(tmp_path, work)

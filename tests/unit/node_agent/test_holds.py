@@ -50,7 +50,8 @@ def test_whoever_renewed_them_is_gone_so_all_of_them_are_over() -> None:
     assert sorted(scene.ended) == [("a", 0.0), ("b", 0.0)]
 
 
-def test_a_hold_that_is_renewed_for_ever_ends_with_the_bound_and_another_one_may_begin() -> None:
+@pytest.mark.parametrize("end", ["let go", "all let go", "silence"])
+def test_a_hold_that_is_renewed_for_ever_ends_with_the_bound_and_another_one_begins_only_after_its_end(end: str) -> None:
     scene = Scene()
     begun = scene.now
     while lasts := scene.holds.hold("a", 1.0):
@@ -58,7 +59,26 @@ def test_a_hold_that_is_renewed_for_ever_ends_with_the_bound_and_another_one_may
         assert scene.now - begun <= MAX_HOLD_S
     assert not scene.holds.is_held("a") and scene.now - begun == MAX_HOLD_S
     assert scene.ended == [("a", MAX_HOLD_S)]
+    for _ in range(1000):
+        scene.now += 0.25
+        scene.holds.expire()
+        assert scene.holds.hold("a", 1.0) == 0.0 and not scene.holds.is_held("a")
+    if end == "let go":
+        scene.holds.let_go("a")
+    elif end == "all let go":
+        scene.holds.let_all_go()
+    else:
+        scene.now += MAX_HOLD_S
     assert scene.holds.hold("a", 1.0) == 1.0
+
+
+def test_gaps_between_leases_move_no_bound() -> None:
+    scene = Scene()
+    begun = scene.now
+    while scene.holds.hold("a", 1.0):
+        scene.now += 1.5
+        scene.holds.expire()
+    assert scene.now - begun <= MAX_HOLD_S + 1.5
 
 
 @given(st.lists(st.floats(0.01, MAX_LEASE_S), min_size=1, max_size=200))

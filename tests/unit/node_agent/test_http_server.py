@@ -22,6 +22,7 @@ from node_agent.runtime import Runtime
 from node_agent.tls import server_tls
 from raftmeta.core.types import SideName
 from tests.support.certificates import TestAuthority
+from tests.support.front_scene import TEXT, FakeWorker
 
 LIMITS = ReadLimits(head_s=0.2, head_bytes=2000, body_s=0.2)
 
@@ -152,6 +153,129 @@ def test_an_idle_connection_may_be_used_again(tmp_path: Path) -> None:
                 await asyncio.sleep(0.3)
 
     run(tmp_path, work)
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> bytes:
+    """The status line and head of the answer to `data`; its body is read too."""
+    writer.write(data)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    await reader.readexactly(length)
+    return head
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "rest"),
+    [
+        (b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", b"\r\n"),
+        (b"GET /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n", b"x"),
+    ],
+)
+def test_bytes_that_begin_no_request_keep_no_connection_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes, rest: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 1)
+
+    async def work(listening: Listening) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+        assert b" 200 " in await answered(reader, writer, request_bytes)
+        writer.write(rest)
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("first", [b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", b""])
+def test_connections_that_wait_for_a_request_give_way_to_new_ones_at_the_limit(tmp_path: Path, first: bytes) -> None:
+    async def work(listening: Listening) -> None:
+        idle = [await asyncio.open_connection("127.0.0.1", listening.port) for _ in range(4)]
+        for reader, writer in idle if first else ():
+            await answered(reader, writer, first)
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"http://127.0.0.1:{listening.port}/v2")).status_code == 200
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(idle[0][0].read(), 5) == b"", "the one that waited longest"
+        assert not idle[1][0].at_eof()
+        for _, writer in idle:
+            writer.close()
+
+    run(tmp_path, work, limits=ReadLimits(head_s=60), connection_limit=4)
+
+
+def test_health_is_answered_while_every_connection_of_the_limit_is_at_work(tmp_path: Path) -> None:
+    head = b"POST /v2/models/search/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+
+    async def work(listening: Listening) -> None:
+        listening.serves("search")
+        busy = [await asyncio.open_connection("127.0.0.1", listening.port) for _ in range(2)]
+        for _, writer in busy:
+            writer.write(head)
+        await asyncio.sleep(0.1)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.port}") as http:
+            assert (await http.get("/livez")).status_code == 200
+            metrics, protocol = await http.get("/metrics"), await http.get("/v2")
+        assert (metrics.status_code, metrics.json()["code"], metrics.headers["connection"]) == (503, "overloaded", "close")
+        assert (protocol.status_code, list(protocol.json()), protocol.headers["retry-after"]) == (503, ["error"], "1")
+        for _, writer in busy:
+            writer.close()
+
+    run(tmp_path, work, limits=ReadLimits(), connection_limit=2)
+
+
+CHUNKED = b"POST /v2/models/search/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\n", b"2\r\n{}\r\n0\r\nx: ", b"2;"])
+def test_what_stands_behind_or_between_the_chunks_of_a_body_is_bounded_like_a_head(tmp_path: Path, begin: bytes) -> None:
+    line = b"y" * 1000 if begin.endswith((b" ", b";")) else b"a: " + b"y" * 1000 + b"\r\n"
+
+    async def work(listening: Listening) -> None:
+        listening.serves("search")
+        _, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+        sent = 0
+        with suppress(ConnectionError):
+            writer.write(CHUNKED + begin)
+            while sent < 64 << 20:
+                writer.write(line * 100)
+                await writer.drain()
+                sent += len(line) * 100
+        writer.close()
+        assert sent < 64 << 20, "nobody ended it"
+
+    run(tmp_path, work, limits=ReadLimits(head_s=60, body_s=60, head_bytes=2000))
+
+
+def test_a_field_behind_a_body_is_no_field_of_the_request(tmp_path: Path) -> None:
+    async def work(listening: Listening) -> None:
+        listening.serves("search")
+        answer = await listening.talk(CHUNKED + b"2\r\n{}\r\n0\r\ncontent-type: text/plain\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400"), "415 says that it was taken for one"
+
+    run(tmp_path, work)
+
+
+def test_requests_whose_clients_left_leave_the_queue(tmp_path: Path) -> None:
+    async def work(listening: Listening) -> None:
+        listening.serves("search")
+        worker = FakeWorker(listening.runtime.worker_socket(0))
+        worker.hold = asyncio.Event()
+        await worker.start()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.port}", timeout=10) as http:
+            while (await http.get("/v2/models/search/ready")).status_code != 200:
+                await asyncio.sleep(0.01)
+            tasks = [asyncio.create_task(http.post("/v2/models/search/infer", json=TEXT)) for _ in range(3)]
+            while "raftmeta_agent_queued_requests 2.0" not in (await http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+            for task in tasks:
+                task.cancel()
+            while "raftmeta_agent_queued_requests 0.0" not in (await http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+        assert len(worker.calls) == 1
+        await worker.die()
+
+    run(tmp_path, work, limits=ReadLimits(), worker_depth=1)
 
 
 class Secured:

@@ -43,6 +43,7 @@ class FakeControlPlane:
         self.generation = 1
         self.cluster_id = "c-1"
         self.down: RaftmetaError | None = None
+        self.missing = ""  # a field that no reply has
         self.lists = 0
         self.heartbeats: list[dict[str, Any]] = []
         self.attested: list[dict[str, Any]] = []
@@ -65,6 +66,7 @@ class FakeControlPlane:
     def _reply(self, body: Mapping[str, Any]) -> Reply:
         if self.down is not None:
             raise self.down
+        body = {name: value for name, value in body.items() if name != self.missing}
         return Reply(dict(body), status=200, revision=self.revision, generation=self.generation)
 
     async def deployments(self) -> AsyncIterator[Mapping[str, Any]]:
@@ -497,5 +499,23 @@ def test_what_must_stay_in_the_store_is_everything_active_previous_and_desired(s
         await scene.until(lambda: scene.serving() == "2.0.0" and bool(scene.plane.attested))
         assert scene.kept == {checksum(label) for label in ("1.0.0", "2.0.0", "3.0.0")}
         assert scene.plane.attested[0]["stage"] == "prepared"
+
+    run(work)
+
+
+@pytest.mark.parametrize("missing", ["cluster_id", "checksum", "vector_root", "interval_ms"])
+def test_a_member_whose_replies_lack_a_field_ends_nothing_and_is_asked_again(scene: Scene, missing: str) -> None:
+    async def work() -> None:
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+        scene.plane.missing = missing
+
+        def whole_again() -> bool:
+            control_plane = scene.loop.status()["control_plane"]
+            if missing in control_plane["reason"] or (missing == "interval_ms" and scene.serving()):
+                scene.plane.missing = ""
+            return not scene.plane.missing and scene.serving() == "1.0.0" and len(scene.plane.heartbeats) > 1
+
+        await scene.until(whole_again)
 
     run(work)

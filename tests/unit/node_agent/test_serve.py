@@ -161,3 +161,12 @@ def test_an_id_that_was_given_comes_back_and_without_one_there_is_none(given: st
     result = Inferred(1, "1.0.0", "c", (Tensor("y", "BYTES", (1,), ("z",)),))
     assert json.loads(infer_body("m", parse_infer(body(one("BYTES", [1], ["x"]), id=given), LIMIT).id, result))["id"] == given
     assert "id" not in json.loads(infer_body("m", parse_infer(body(one("BYTES", [1], ["x"])), LIMIT).id, result))
+
+
+@pytest.mark.parametrize("dim", ["9" * 4000, "-" + "9" * 4000, str(2**31 + 1)])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_dimension_beyond_every_body_is_refused_whatever_its_digits(dim: str, count: int) -> None:
+    shape = ",".join([dim] * count)
+    with pytest.raises(ServeError, match="dimension") as refused:
+        serve.parse_infer(b'{"inputs":[{"name":"x","shape":[%s],"datatype":"FP32","data":[1]}]}' % shape.encode(), 1 << 20)
+    assert refused.value.status == 400

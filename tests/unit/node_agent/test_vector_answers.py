@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,33 @@ def test_a_reading_of_another_content_of_the_slot_answers_nobody(node: Node) -> 
         assert node.scene.station.proven() is None, "another process read it"
         node.scene.station.note_whole(None)
         assert node.scene.station.proven() is None
+
+    run(work)
+
+
+def test_questions_that_come_while_the_slot_is_read_share_the_next_reading_and_keep_no_other_thread(node: Node) -> None:
+    async def work() -> None:
+        await node.scene.roll(None, 1)
+        go, begun, vector = threading.Event(), threading.Event(), node.scene.station.vector
+        began: list[int] = []
+
+        def slow(tensor: str) -> Any:
+            began.append(1)
+            begun.set()
+            assert go.wait(10)
+            return vector(tensor)
+
+        node.scene.station.vector = slow  # type: ignore[method-assign]
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        first = asyncio.create_task(node.reply(GetVector(1, "search", False, "")))
+        assert await asyncio.to_thread(begun.wait, 10), "a reading takes no thread that others use"
+        more = [asyncio.create_task(node.reply(GetVector(number, "search", False, ""))) for number in range(2, 42)]
+        several = asyncio.create_task(node.all("search", "search"))
+        await asyncio.sleep(0.01)
+        go.set()
+        assert isinstance(await first, Json)
+        assert [reply.number for reply in await asyncio.gather(*more)] == list(range(2, 42))
+        assert list((await several)["vectors"]) == ["search"] and len(began) == 2
 
     run(work)
 

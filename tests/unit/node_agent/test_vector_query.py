@@ -15,7 +15,7 @@ from node_agent.serve import ServeError
     [
         (b"", GetVector(1, "d", False, "")),
         (b"entries=0", GetVector(1, "d", False, "")),
-        (b"entries=1&wait_s=5", GetVector(1, "d", True, "")),
+        (b"entries=1&wait_s=5", GetVector(1, "d", True, "", wait_s=5)),
         (b"blocks=a.weight%26", GetVector(1, "d", False, "a.weight&")),
         (b"blocks=a&published=0", GetVector(1, "d", False, "a")),
         (b"blocks=a&published=1", GetVector(1, "d", False, "a", published=True)),
@@ -71,6 +71,7 @@ WRONG_OF_ALL = [
     b"entries=1",
     b"deployments=",
     b"deployments=a,,b",
+    b"deployments=a,b,a",
     b"deployments=A",
     b"deployments=a%20b",
     b"max_age_ms=-1",
