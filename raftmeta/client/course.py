@@ -81,7 +81,7 @@ class Course:
     def error(self, last: RaftmetaError, is_mutation: bool) -> RaftmetaError:
         """What ends the call: never one that calls a mutation not applied after an attempt that may have been."""
         error = self._useless if self._useless is not None and self.over else last
-        detail = f"{error.detail} (after {self.attempts} attempts)"
+        detail = f"{error.detail} (after {self.attempts} attempts)" if self.attempts > 1 else error.detail
         code = error.code
         if is_mutation and self.maybe_applied and self._codes != {"internal"}:  # which says nothing of it, and calls a person
             detail = detail if code == "unknown_outcome" else f"{code}: {detail}; an attempt may have been applied"
