@@ -22,6 +22,7 @@ from consistency.agent_answers import AgentFault, BlocksAnswer, DigestsAnswer, V
 from consistency.findings import DigestPage, NodeVector
 from consistency.node_http import HttpOptions, NodeHttp, Request
 from consistency.vector import Words
+from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
 
 MAX_ANSWER_BYTES = 64 << 20  # entries of 200,000 tensors take about 30 MB of JSON
@@ -122,7 +123,7 @@ class HttpAgents:
 
     async def blocks(self, url: str, deployment: str, tensor: str, size_bytes: int, published: bool = False) -> Words:
         """The block checks of one tensor of this size in memory, or as they were published."""
-        limit = MAX_FRAME_BYTES + -(-16 * -(-size_bytes // vector.BLOCK_BYTES) // 3) * 4
+        limit = MAX_FRAME_BYTES + -(-block_file.CHECK_BYTES * block_file.blocks_of(size_bytes) // 3) * 4  # as base64
         heard = await self._get(url, deployment, {"blocks": tensor} | ({"published": "1"} if published else {}), limit)
         seen = decode(heard.body, BlocksAnswer)
         if seen.tensor != tensor:

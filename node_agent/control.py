@@ -67,7 +67,6 @@ from node_agent.tend import Tender
 from node_agent.vector_answers import VectorAnswers
 from raftmeta.client import Client, all_items
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import config_digest
 
 HEARTBEAT_TIMEOUT_S = 5.0
 PLANE_TIMEOUT_S = 30.0
@@ -139,6 +138,7 @@ class Answers:
         record, manifest = tender.remembered.record, self._store.manifest(found.record.checksum)
         proof = next((each for each in record.proofs if each.checksum == found.record.checksum), None)
         beside = () if manifest is None else [file for file in manifest.files if file.role != "weights"]
+        digests = self._store.beside.digests(found.record.checksum)
         body: dict[str, Any] = {
             **self._facts._asdict(),
             "deployment": record.name,
@@ -157,7 +157,7 @@ class Answers:
             "finding": found.finding,
             "damage": record.damage,
             "derived": found.derived,
-            "config_digest": "" if manifest is None else config_digest(manifest),
+            "config_digest": "" if digests is None else digests.config,
             "files": [{"name": file.name, "role": file.role, "sha256": file.sha256} for file in beside],
             "probed": None if proof is None else {"kernel": proof.kernel, "warm_ms": proof.warm_ms, "measured": proof.measured},
         }

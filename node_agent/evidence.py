@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from node_agent.beside import Beside, Store
+from node_agent.beside import Beside
 from node_agent.journal import DeploymentRecord
 from node_agent.runtime import log
 from node_agent.serving import Evidence
@@ -55,11 +55,11 @@ class Told(NamedTuple):
 
 
 class Teller:
-    def __init__(self, node: str, boot_id: str, store: Store, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, node: str, boot_id: str, beside: Beside, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._node, self._boot_id = node, boot_id
         self._clock_ns = clock_ns
         self._told: dict[str, Told] = {}  # by deployment
-        self._beside = Beside(store)
+        self._beside = beside
         self._refused: dict[str, str] = {}  # by deployment: why its last word was refused
 
     async def run(self, plane: Plane, tended: Callable[[], Mapping[str, Tended]], look_s: float = LOOK_S) -> None:

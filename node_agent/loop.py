@@ -98,7 +98,7 @@ class Loop:
         self._places = places
         self._plane = plane
         self._bounds = bounds
-        self._teller = Teller(facts.node, facts.boot_id, places.store)
+        self._teller = Teller(facts.node, facts.boot_id, places.store.beside)
         self._tenders: dict[str, Tender] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._targets: dict[tuple[str, str, int], Target] = {}  # (model, label, order revision) -> bytes

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from node_agent.beside import Beside
 from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import SHA256, FileEntry, Manifest, pack, path_fault, unpack
@@ -35,6 +36,7 @@ class Store:
         """`close` takes over the descriptor of a blob that was read to its end."""
         self.root = root
         self._close = close
+        self.beside = Beside(self)  # what versions have beside their weights, as it is now
         self._blobs = root / "blobs" / "sha256"
         self._partial = root / "partial"
         self._versions = root / "versions"

@@ -19,7 +19,6 @@ import msgspec
 
 from consistency import block_sidecar
 from consistency.vector import Words, pack_blocks
-from node_agent.beside import Beside
 from node_agent.device.port import SlotRecord
 from node_agent.messages import Fault, GetDigests, GetVector, GetVectors, Json, Reply
 from node_agent.readings import Readings, TooManyReadings
@@ -56,7 +55,6 @@ class VectorAnswers:
         self._facts = facts
         self._store = store
         self._clock_ns = clock_ns
-        self._beside = Beside(store)
         self._readings = Readings(clock_ns)
 
     async def answer(self, call: GetVector | GetVectors | GetDigests) -> Reply:
@@ -235,7 +233,7 @@ class VectorAnswers:
 
     def _config_digest(self, checksum: str) -> str:
         """Of the files as they lie there now; "" when the manifest is not there. Blocks while files are read."""
-        found = self._beside.digests(checksum)
+        found = self._store.beside.digests(checksum)
         return "" if found is None else found.config
 
     def _until_ns(self, wait_s: float) -> int:

@@ -118,11 +118,7 @@ class Arena:
 
     def mend_header(self) -> bool:
         """Write the header again when it is not as this process, the one that writes, knows it. True when it was not."""
-        known = checked.encode(self.header, _PAGE)
-        if self._view[: len(known)] == known:
-            return False
-        self._view[: len(known)] = known
-        return True
+        return checked.mend(self._view, self.header, _PAGE)
 
     def record(self, slot: int) -> SlotRecord:
         """What the slot holds; empty when its record does not check."""

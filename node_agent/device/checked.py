@@ -23,6 +23,15 @@ def write(page: memoryview, record: msgspec.Struct) -> None:
     page[: len(packed)] = packed
 
 
+def mend(memory: memoryview, record: msgspec.Struct, limit: int) -> bool:
+    """Write the record at the beginning of the memory again where it is not what it should be. True when it was not."""
+    packed = encode(record, limit)
+    if memory[: len(packed)] == packed:
+        return False
+    memory[: len(packed)] = packed
+    return True
+
+
 def encode(record: msgspec.Struct, limit: int) -> bytes:
     body = msgspec.msgpack.encode(record)
     body = len(body).to_bytes(_LENGTH, "little") + body

@@ -139,11 +139,8 @@ class ControlBlock:
 
     def mend_header(self) -> bool:
         """Write the header again when it is not as it was when this process opened the block. True when it was not."""
-        known = checked.encode(self._header, _PAGE)
-        if self._mapping[: len(known)] == known:
-            return False
-        self._mapping[: len(known)] = known
-        return True
+        with memoryview(self._mapping) as memory:
+            return checked.mend(memory, self._header, _PAGE)
 
     def serve_nothing(self) -> None:
         """Nobody enters a slot until the next switch. While no control process has the lock."""

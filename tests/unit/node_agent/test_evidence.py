@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from api.schemas.bodies import EvidenceBody
+from node_agent.beside import Beside
 from node_agent.device.port import SlotRecord, SlotState
 from node_agent.evidence import AGAIN_MS, REFUSED_MS, SOON_MS, Teller, derived_digest
 from node_agent.plan import Order
@@ -35,7 +36,7 @@ class Scene:
         self.told: list[Mapping[str, Any]] = []
         self._manifest = manifest
         self.directory = Path("/nonexistent")
-        self.teller = Teller("n1", "boot-1", self, lambda: self.now_ms * 1_000_000)
+        self.teller = Teller("n1", "boot-1", Beside(self), lambda: self.now_ms * 1_000_000)
         self.is_here = True
         self.manifest_fault: Exception | None = None
 
