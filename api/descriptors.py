@@ -6,11 +6,10 @@ that is not enough for all connections of the configuration there are fewer, and
 
 from __future__ import annotations
 
-import resource
-
 import structlog
 
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.descriptors import raised_limit
 
 RESERVE = 192  # all that is no connection of a stranger: libraries, journal, snapshots, links to eight members, workers; 24 in use of three
 MIN_CONNECTIONS = 16
@@ -24,7 +23,7 @@ def connections_allowed(wanted: int, others: int) -> int:
     Raises RaftmetaError bad_field when the hard one is too low.
     """
     beside = others + RESERVE
-    soft = _raised_limit(beside + wanted)
+    soft = raised_limit(beside + wanted)
     allowed = min(wanted, soft - beside)
     if allowed < MIN_CONNECTIONS:
         raise RaftmetaError(
@@ -35,12 +34,3 @@ def connections_allowed(wanted: int, others: int) -> int:
     if allowed < wanted:
         log.warning("fewer_connections", allowed=allowed, configured=wanted, descriptors=soft)
     return allowed
-
-
-def _raised_limit(needed: int) -> int:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return needed if soft == resource.RLIM_INFINITY else soft
-    raised = needed if hard == resource.RLIM_INFINITY else max(soft, min(needed, hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-    return raised

@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from consistency.agent_answers import AgentFault, decode
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.replies import encoding_of
 
 MAX_PROBLEM_BYTES = 64 << 10
 SERVING_SIDE = "x-raftmeta-serving-side"  # in the answer of a node whose side does not serve: the inference protocol has no codes
@@ -138,9 +139,9 @@ class NodeHttp:
 
 
 def _require_plain(response: httpx.Response) -> None:
-    found = response.headers.get("content-encoding", "identity").strip().lower()
-    if found not in ("identity", ""):
-        raise AgentFault("bad_answer", f"the answer has the content-encoding {found[:100]!r}, asked was for none")
+    encoding = encoding_of(response.headers)
+    if encoding:
+        raise AgentFault("bad_answer", f"the answer has the content-encoding {encoding!r}, asked was for none")
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:

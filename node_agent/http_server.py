@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from node_agent.front import CROWDED, Front
 from node_agent.runtime import Runtime, log
 from node_agent.tls import server_tls
+from raftmeta.descriptors import raised_limit
 
 BACKLOG = 1024
 PROBE_ROOM = 32  # connections beyond the limit, over which health alone is answered
@@ -236,12 +236,9 @@ class _Server(uvicorn.Server):
 
 def connections_allowed(wanted: int) -> int:
     """At most `wanted`: as many as this process may open files for, beside those of its own. Lifts the soft limit as far as that takes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     beside = PROBE_ROOM + OWN_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted + beside:
-        soft = wanted + beside if hard == resource.RLIM_INFINITY else max(soft, min(wanted + beside, hard))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    allowed = wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - beside))
+    soft = raised_limit(wanted + beside)
+    allowed = max(1, min(wanted, soft - beside))
     if allowed < wanted:
         log.warning("fewer_connections", allowed=allowed, configured=wanted, descriptors=soft)
     return allowed

@@ -18,6 +18,7 @@ import httpx
 
 from node_agent.fetch import Source, SourceError, SourceLied
 from raftmeta.core.manifest import path_fault, source_fault
+from raftmeta.replies import encoding_of
 
 CHUNK = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z")
@@ -107,7 +108,7 @@ class HttpSource:
             raise SourceLied(f"{file} is shorter than {end} bytes, the manifest says {file_size}")
         else:
             raise SourceError(f"{file}: status {response.status_code}")
-        if response.headers.get("content-encoding", "identity") != "identity":
+        if encoding_of(response.headers):
             raise SourceError(f"{file}: the server encodes the body although it was asked not to")
         for chunk in response.iter_raw():  # as it comes: what arrived before a cut is kept
             wanted = chunk[max(0, begin - place) : max(0, end - place)]

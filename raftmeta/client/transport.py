@@ -23,6 +23,7 @@ from raftmeta.client import backoff, course, problem
 from raftmeta.client.course import Course, Failure, Standing
 from raftmeta.client.values import Reply, idempotency_key
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.replies import encoding_of
 
 MAX_PROBLEM_BYTES = 1 << 20
 MAX_CONNECTIONS = 100
@@ -227,9 +228,9 @@ async def _read(response: httpx.Response, limit: int) -> bytes:
 
 
 def _refuse_encoded(response: httpx.Response) -> None:
-    coding = response.headers.get("content-encoding", "").strip().lower()
-    if coding not in ("", "identity"):
-        raise RaftmetaError("bad_json", f"the reply of {response.url} is encoded as {coding[:40]!r}, expected as it is, as was asked for")
+    encoding = encoding_of(response.headers)
+    if encoding:
+        raise RaftmetaError("bad_json", f"the reply of {response.url} is encoded as {encoding!r}, expected as it is, as was asked for")
 
 
 def _to_reply(response: httpx.Response, body: bytes, key: str) -> Reply:
