@@ -6,6 +6,7 @@ Vectors are computed from the nodes' own bytes at the moment of the question, as
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import math
@@ -17,7 +18,8 @@ import msgspec
 
 from consistency import vector
 from consistency.agent_answers import AgentFault
-from consistency.findings import DigestPage, Finding, NodeVector, Verdict
+from consistency.collect import Checker
+from consistency.findings import DigestPage, Finding, Limits, NodeVector, Verdict
 from raftmeta.client import Page, Reply
 from raftmeta.core import manifest as manifests
 from raftmeta.core.errors import RaftmetaError
@@ -222,6 +224,15 @@ class FakeAgents:
 
     def _node(self, url: str) -> FakeNode:
         return self.fleet.nodes_by_name[url.removeprefix("http://")]
+
+
+def check(fleet: FakeFleet, *names: str, limits: Limits | None = None) -> list[Verdict]:
+    return asyncio.run(Checker(fleet, FakeAgents(fleet), limits or Limits()).check(names))
+
+
+def verdict_of(fleet: FakeFleet) -> Verdict:
+    (made,) = check(fleet, DEPLOYMENT)
+    return made
 
 
 def vectors_route(node: FakeNode) -> Route:

@@ -19,7 +19,7 @@ from consistency import lock
 from consistency.agent_answers import AgentFault
 from consistency.main import with_seconds
 from raftmeta.cli.main import main
-from tests.support.check_stub import serving_fleet
+from tests.support.check_stub import run, serving_fleet
 from tests.support.fake_fleet import DEPLOYMENT, FakeFleet
 from tests.support.stub_http import StubServer, always, problem
 
@@ -38,10 +38,6 @@ def stub(fleet: FakeFleet) -> Iterator[StubServer]:
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
-def run(stub: StubServer, *words: str) -> int:
-    return main(["check", "--url", stub.url, "--timeout", "2", *words])
 
 
 def asked_of_nodes(stub: StubServer) -> list[str]:

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from consistency import collect
-from raftmeta.cli.main import main
-from tests.support.check_stub import serving_fleet
+from tests.support.check_stub import run, serving_fleet
 from tests.support.fake_fleet import DEPLOYMENT, FakeFleet
 from tests.support.stub_http import Answer, Route, StubServer, always, problem
 
@@ -37,10 +36,6 @@ def stub(fleet: FakeFleet) -> Iterator[StubServer]:
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
-def run(stub: StubServer, *words: str) -> int:
-    return main(["check", "--url", stub.url, "--timeout", "2", *words])
 
 
 def said(page: Path) -> str:

@@ -4,170 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from node_agent import loop as loop_module
-from node_agent.desired import Desired, Event, Identity
+from node_agent.desired import Event
 from node_agent.device.arena import Arena
 from node_agent.device.control_block import ControlBlock
-from node_agent.in_process import InProcess
-from node_agent.journal import DeploymentRecord
-from node_agent.loop import Bounds, Loop
-from node_agent.metrics import Meter
-from node_agent.observe import Observer
 from node_agent.plan import Order, Target
-from node_agent.report import NodeFacts
-from node_agent.station import Station
-from node_agent.taking import Means
-from raftmeta.client import Bookmark, Change, Reply
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName
-from tests.support.agent_fakes import FakeCrew, FakeProvider
-from tests.support.agent_memory import NodeMemory
-from tests.support.small_version import Version, make_version
-
-
-class FakeControlPlane:
-    """Answers from dictionaries. `tell` changes a record and sends it to whoever watches."""
-
-    def __init__(self, versions: Mapping[str, Version]) -> None:
-        self.versions = versions
-        self.records: dict[str, dict[str, Any]] = {}
-        self.rollouts: dict[str, dict[str, Any]] = {}
-        self.revision = 10
-        self.generation = 1
-        self.cluster_id = "c-1"
-        self.down: RaftmetaError | None = None
-        self.missing = ""  # a field that no reply has
-        self.lists = 0
-        self.heartbeats: list[dict[str, Any]] = []
-        self.attested: list[dict[str, Any]] = []
-        self.evidence: list[dict[str, Any]] = []
-        self._queue: asyncio.Queue[Change | Bookmark | RaftmetaError] = asyncio.Queue()
-
-    def declare(self, name: str = "search", nodes: Sequence[str] = ("n1",), **fields: Any) -> dict[str, Any]:
-        base = {"name": name, "model": "encoder", "primary": {"zone": "a", "nodes": list(nodes)}, "standby": None}
-        defaults = {"version": "", "previous": "", "rollout_id": "", "order_revision": 0}
-        self.records[name] = base | defaults | fields
-        return self.records[name]
-
-    def tell(self, *events: Event) -> None:
-        self.revision += 1
-        self._queue.put_nowait(Change(self.generation, self.revision, events))
-
-    def fail_watch(self, error: RaftmetaError) -> None:
-        self._queue.put_nowait(error)
-
-    def _reply(self, body: Mapping[str, Any]) -> Reply:
-        if self.down is not None:
-            raise self.down
-        body = {name: value for name, value in body.items() if name != self.missing}
-        return Reply(dict(body), status=200, revision=self.revision, generation=self.generation)
-
-    async def deployments(self) -> AsyncIterator[Mapping[str, Any]]:
-        self.lists += 1
-        self._reply({})
-        for record in list(self.records.values()):
-            yield record
-
-    async def cluster(self) -> Reply:
-        return self._reply({"cluster_id": self.cluster_id})
-
-    async def get_rollout(self, rollout_id: str) -> Reply:
-        return self._reply(self.rollouts[rollout_id])
-
-    async def get_version(self, model: str, label: str) -> Reply:
-        if label not in self.versions:
-            raise RaftmetaError("unknown_version", f"no version {label!r}")
-        target = self.versions[label].target
-        return self._reply({"checksum": target.checksum, "vector_root": target.vector_root})
-
-    async def get_manifest(self, model: str, label: str) -> Reply:
-        return self._reply(msgspec.to_builtins(self.versions[label].manifest))
-
-    async def heartbeat(self, node: str, status: Mapping[str, Any]) -> Reply:
-        reply = self._reply({"interval_ms": 20})
-        self.heartbeats.append(dict(status))
-        return reply
-
-    async def attest(self, node: str, attestation: Mapping[str, Any]) -> Reply:
-        reply = self._reply({})
-        self.attested.append(dict(attestation))
-        return reply
-
-    async def record_evidence(self, node: str, evidence: Mapping[str, Any]) -> Reply:
-        reply = self._reply({})
-        self.evidence.append(dict(evidence))
-        return reply
-
-    async def watch(self, from_revision: int, resources: Sequence[str]) -> AsyncIterator[Change | Bookmark]:
-        assert set(resources) == {"deployments", "rollouts"}
-        while True:
-            item = await self._queue.get()
-            if isinstance(item, RaftmetaError):
-                raise item
-            yield item
-
-
-class Scene:
-    def __init__(self, root: Path, arena_dir: Path) -> None:
-        self.memory = NodeMemory(root / "store", arena_dir)
-        self.versions = {f"{n}.0.0": make_version(root / f"v{n}", f"{n}.0.0", {"a": bytes([n]) * 500}) for n in (1, 2, 3)}
-        self.plane = FakeControlPlane(self.versions)
-        self.loop: Loop
-
-    def begin(self, max_deployments: int = 4, start_wait_s: float = 60.0) -> None:
-        """A control process begins."""
-        facts = NodeFacts("n1", "a", "boot-1", "http://n1")
-        desired = Desired(Identity("n1", "boot-1"))
-        self.loop = Loop(facts, desired, self.memory.places, self.plane, Bounds(max_deployments, start_wait_s))
-        self.crew = FakeCrew()
-        self.provider = FakeProvider(self.memory, self.versions)
-
-    async def until(self, holds: Callable[[], bool], what: str = "") -> None:
-        """While the loop runs."""
-        means = Means("n1", "boot-1", self.plane, self.provider, self.serve, Observer(Meter()))
-        task = asyncio.create_task(self.loop.run(means))
-        try:
-            async with asyncio.timeout(15):
-                while not holds():
-                    if task.done():
-                        task.result()
-                    await asyncio.sleep(0.005)
-        except TimeoutError as cause:
-            raise AssertionError(f"not in time: {what}; {self.loop.status()}") from cause
-        finally:
-            self.status, self.kept = self.loop.status(), self.loop.keep()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            for tender in self.loop.tenders.values():
-                tender.serving.close()
-
-    def serve(self, record: DeploymentRecord) -> InProcess:
-        """The crew looks at the memory of the deployment that was taken over last."""
-        self.crew.station = Station(record, self.memory.places)
-        return InProcess(self.crew.station, self.crew, "kernel 1")
-
-    def serving(self, name: str = "search") -> str:
-        found = self.loop.status()["deployments"].get(name)
-        return found["version"] if found and found["ready"] else ""
+from tests.support.loop_scene import LoopScene
 
 
 @pytest.fixture
-def scene(tmp_path: Path, shm: Path) -> Iterator[Scene]:
-    yield Scene(tmp_path, shm)
+def scene(tmp_path: Path, shm: Path) -> Iterator[LoopScene]:
+    yield LoopScene(tmp_path, shm)
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
-def test_a_node_that_no_deployment_lists_has_nothing_and_says_hello(scene: Scene) -> None:
+def test_a_node_that_no_deployment_lists_has_nothing_and_says_hello(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare(nodes=["n2"])
         scene.begin()
@@ -180,7 +42,7 @@ def test_a_node_that_no_deployment_lists_has_nothing_and_says_hello(scene: Scene
     run(work)
 
 
-def test_what_is_committed_is_brought_up_from_the_list_alone(scene: Scene) -> None:
+def test_what_is_committed_is_brought_up_from_the_list_alone(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
         scene.begin()
@@ -192,7 +54,7 @@ def test_what_is_committed_is_brought_up_from_the_list_alone(scene: Scene) -> No
     run(work)
 
 
-def test_what_serves_is_told_with_the_order_that_it_obeys(scene: Scene) -> None:
+def test_what_serves_is_told_with_the_order_that_it_obeys(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
         scene.begin()
@@ -204,7 +66,7 @@ def test_what_serves_is_told_with_the_order_that_it_obeys(scene: Scene) -> None:
     run(work)
 
 
-def test_a_failover_is_written_down_before_its_order_is_obeyed_and_the_version_stays(scene: Scene) -> None:
+def test_a_failover_is_written_down_before_its_order_is_obeyed_and_the_version_stays(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
         scene.begin()
@@ -225,7 +87,7 @@ def test_a_failover_is_written_down_before_its_order_is_obeyed_and_the_version_s
     run(work)
 
 
-def test_what_is_of_an_order_below_the_one_that_was_heard_moves_a_node_to_no_side(scene: Scene) -> None:
+def test_what_is_of_an_order_below_the_one_that_was_heard_moves_a_node_to_no_side(scene: LoopScene) -> None:
     """The node was on the standby side at order 9, and is fenced on the primary side since order 11."""
 
     async def work() -> None:
@@ -259,7 +121,7 @@ def test_what_is_of_an_order_below_the_one_that_was_heard_moves_a_node_to_no_sid
     run(work)
 
 
-def test_a_failover_is_heard_though_no_member_says_what_its_version_consists_of(scene: Scene) -> None:
+def test_a_failover_is_heard_though_no_member_says_what_its_version_consists_of(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
         scene.begin()
@@ -277,7 +139,7 @@ def test_a_failover_is_heard_though_no_member_says_what_its_version_consists_of(
     run(work)
 
 
-def test_changes_of_the_watch_are_followed(scene: Scene) -> None:
+def test_changes_of_the_watch_are_followed(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
         scene.begin()
@@ -293,7 +155,7 @@ def test_changes_of_the_watch_are_followed(scene: Scene) -> None:
     run(work)
 
 
-def test_a_compacted_watch_is_answered_by_a_list(scene: Scene) -> None:
+def test_a_compacted_watch_is_answered_by_a_list(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
         scene.begin()
@@ -310,7 +172,7 @@ def test_a_compacted_watch_is_answered_by_a_list(scene: Scene) -> None:
     run(work)
 
 
-def test_a_member_that_says_compacted_again_and_again_is_listed_with_pauses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_says_compacted_again_and_again_is_listed_with_pauses(scene: LoopScene, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         monkeypatch.setattr(loop_module, "RETRY_S", 0.1)
         for _ in range(4):
@@ -323,7 +185,7 @@ def test_a_member_that_says_compacted_again_and_again_is_listed_with_pauses(scen
     run(work)
 
 
-def test_an_older_order_after_a_list_is_not_obeyed(scene: Scene) -> None:
+def test_an_older_order_after_a_list_is_not_obeyed(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.revision = 50
         scene.plane.declare(version="2.0.0", order_revision=40)
@@ -342,7 +204,7 @@ def test_an_older_order_after_a_list_is_not_obeyed(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("what", ["another cluster", "an earlier revision", "an earlier generation"])
-def test_an_empty_list_of_strangers_takes_nothing_away(scene: Scene, what: str) -> None:
+def test_an_empty_list_of_strangers_takes_nothing_away(scene: LoopScene, what: str) -> None:
     async def work() -> None:
         scene.plane.revision, scene.plane.generation = 50, 2
         scene.plane.declare(version="1.0.0", order_revision=40)
@@ -369,7 +231,7 @@ def test_an_empty_list_of_strangers_takes_nothing_away(scene: Scene, what: str) 
     run(work)
 
 
-def test_a_deployment_that_leaves_the_node_gives_its_memory_back(scene: Scene, shm: Path) -> None:
+def test_a_deployment_that_leaves_the_node_gives_its_memory_back(scene: LoopScene, shm: Path) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
         scene.begin()
@@ -387,7 +249,7 @@ def test_a_deployment_that_leaves_the_node_gives_its_memory_back(scene: Scene, s
     run(work)
 
 
-def test_more_deployments_than_the_node_takes_are_refused_and_the_others_served(scene: Scene) -> None:
+def test_more_deployments_than_the_node_takes_are_refused_and_the_others_served(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare("alpha", version="1.0.0", order_revision=7)
         scene.plane.declare("beta", version="1.0.0", order_revision=8)
@@ -401,7 +263,7 @@ def test_more_deployments_than_the_node_takes_are_refused_and_the_others_served(
 @pytest.mark.parametrize("offline", [False, True], ids=["online", "without control plane"])
 @pytest.mark.parametrize("held", ["arena", "control block"])
 def test_memory_that_an_earlier_control_still_holds_is_taken_over_once_it_lets_go(
-    scene: Scene, held: str, offline: bool, monkeypatch: pytest.MonkeyPatch
+    scene: LoopScene, held: str, offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
         monkeypatch.setattr(loop_module, "RETRY_S", 0.02)
@@ -432,7 +294,7 @@ def test_memory_that_an_earlier_control_still_holds_is_taken_over_once_it_lets_g
     run(work)
 
 
-def test_a_plan_of_a_version_that_is_not_ordered_asks_for_it_and_of_one_that_is_not_there_says_so(scene: Scene) -> None:
+def test_a_plan_of_a_version_that_is_not_ordered_asks_for_it_and_of_one_that_is_not_there_says_so(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=5)
         scene.begin()
@@ -457,7 +319,7 @@ def test_a_plan_of_a_version_that_is_not_ordered_asks_for_it_and_of_one_that_is_
     run(work)
 
 
-def test_without_an_answer_a_restarted_node_serves_its_pin_and_says_that_it_is_alone(scene: Scene) -> None:
+def test_without_an_answer_a_restarted_node_serves_its_pin_and_says_that_it_is_alone(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
         scene.begin()
@@ -471,7 +333,7 @@ def test_without_an_answer_a_restarted_node_serves_its_pin_and_says_that_it_is_a
     run(work)
 
 
-def test_a_node_without_pin_and_without_answer_serves_nothing(scene: Scene) -> None:
+def test_a_node_without_pin_and_without_answer_serves_nothing(scene: LoopScene) -> None:
     async def work() -> None:
         scene.plane.down = RaftmetaError("no_quorum", "nobody")
         scene.begin(start_wait_s=0.02)
@@ -483,7 +345,7 @@ def test_a_node_without_pin_and_without_answer_serves_nothing(scene: Scene) -> N
     run(work)
 
 
-def test_what_must_stay_in_the_store_is_everything_active_previous_and_desired(scene: Scene) -> None:
+def test_what_must_stay_in_the_store_is_everything_active_previous_and_desired(scene: LoopScene) -> None:
     async def work() -> None:
         def checksum(label: str) -> str:
             return scene.versions[label].target.checksum
@@ -504,7 +366,7 @@ def test_what_must_stay_in_the_store_is_everything_active_previous_and_desired(s
 
 
 @pytest.mark.parametrize("missing", ["cluster_id", "checksum", "vector_root", "interval_ms"])
-def test_a_member_whose_replies_lack_a_field_ends_nothing_and_is_asked_again(scene: Scene, missing: str) -> None:
+def test_a_member_whose_replies_lack_a_field_ends_nothing_and_is_asked_again(scene: LoopScene, missing: str) -> None:
     async def work() -> None:
         scene.plane.declare(version="1.0.0", order_revision=7)
         scene.begin()
