@@ -17,6 +17,7 @@ from pathlib import Path
 from consistency.vector import TensorVector, root
 from node_agent import digests, staging, staging_plan
 from node_agent import layout as layouts
+from node_agent.beside_weights import BesideWeights
 from node_agent.device import headroom, inventory
 from node_agent.device.arena import Arena, ArenaUse
 from node_agent.device.control_block import NO_SLOT, ControlBlock
@@ -42,7 +43,6 @@ from raftmeta.core.manifest import Manifest, pack
 from raftmeta.core.types import StageCounters
 
 TURN_S = 60.0  # to write, while a thread that was given up still does
-LISTS_NS = 5_000_000_000  # between looks at the lists of tensors, megabytes for large versions
 SETTLE_S = 0.05  # a worker that looked at the active word before a switch announces itself in the old slot and withdraws
 
 
@@ -69,7 +69,7 @@ class Station:
         self.records = threading.Lock()  # held while the record of the slot that serves changes, for a millisecond at most
         self.in_repair: dict[int, SlotRecord] = {}  # what a slot is said to hold until its repair has ended
         self.suspect = threading.Event()  # somebody found damage in what serves: the scrub looks at all of it
-        self._lists_due_ns = 0  # when the lists of tensors are compared again
+        self.beside_weights = BesideWeights(self.name, self.block, self._switch, self._snapshots, places.clock_ns)
         self._writing = threading.Lock()
         self.freshness = Freshness(places.verify_max_age_ns, places.clock_ns)
 
@@ -109,33 +109,8 @@ class Station:
         What was checked and warmed in the standby slot counts within the rollout `change` only; None: whatever it was for.
         """
         with self.records:
-            self._mend_beside_weights()
+            self.beside_weights.mend(self._arena, self.slot_record)
             return self._look(change, loaded)
-
-    def _mend_beside_weights(self) -> None:
-        """Headers, the active word and lists of tensors lie in memory too: they are written again where they are not as this process knows.
-
-        Workers that start read them, and the scrub needs the list; what serves needs none of them.
-        """
-        damaged = []
-        if self._switch.mend():
-            damaged.append("the active word")
-        if self.block.mend_header():
-            damaged.append("the header of the control block")
-        if self._arena is not None and self._arena.mend_header():
-            damaged.append("the header of the arena")
-        if self._places.clock_ns() >= self._lists_due_ns:
-            self._lists_due_ns = self._places.clock_ns() + LISTS_NS
-            try:
-                damaged += [f"the list of slot {slot}" for slot in range(SLOTS) if self._mend_list(slot)]
-            except OSError as cause:
-                log.error("snapshot_not_written", deployment=self.name, reason=str(cause))
-        if damaged:
-            log.error("memory_beside_weights_mended", deployment=self.name, damaged=damaged)
-
-    def _mend_list(self, slot: int) -> bool:
-        record = self.slot_record(slot)
-        return record.state is SlotState.VERIFIED and self._snapshots.mend(slot, record.snapshot_digest)
 
     def _look(self, change: str | None, loaded: Callable[[int, Target], bool]) -> SlotsSeen:
         word = self.block.active()

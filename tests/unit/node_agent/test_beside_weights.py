@@ -26,7 +26,7 @@ def scene(tmp_path: Path, shm: Path) -> Iterator[ScrubScene]:
 
 
 def look(scene: ScrubScene) -> None:
-    scene.active._station._lists_due_ns = 0
+    scene.active._station.beside_weights._lists_due_ns = 0
     scene.active._station.look(None, lambda slot, target: True)
 
 
