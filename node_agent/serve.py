@@ -22,6 +22,7 @@ MAX_RANK = 8
 MAX_DIM = 2**31  # more elements than any body holds
 MAX_ID = 256  # characters of a request id
 MAX_NAME = 256
+PIECE = 1 << 16  # elements that are looked at in one call
 
 # OIP name -> numpy's little-endian type; BYTES is text and has none
 DATATYPES: dict[str, str] = {
@@ -161,7 +162,13 @@ def _texts(values: list[Any], what: str) -> tuple[str, ...]:
 
 
 def _packed(values: list[Any], datatype: str, what: str) -> bytes:
+    """Piece by piece: one call over millions of values keeps every other thread of the process waiting."""
     dtype = np.dtype(DATATYPES[datatype])
+    pieces = (values[begin : begin + PIECE] for begin in range(0, len(values), PIECE))
+    return b"".join(_packed_piece(piece, dtype, datatype, what) for piece in pieces)
+
+
+def _packed_piece(values: list[Any], dtype: np.dtype[Any], datatype: str, what: str) -> bytes:
     kinds: set[type] = {bool} if dtype.kind == "b" else {int} if dtype.kind in "iu" else {int, float}
     strangers = set(map(type, values)) - kinds
     if strangers:

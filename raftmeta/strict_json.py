@@ -16,6 +16,7 @@ from raftmeta.core.errors import RaftmetaError
 MAX_BYTES = 64 << 20  # a manifest of 200,000 tensors is about 50 MB of JSON
 MAX_DEPTH = 128  # twice what the API takes from a caller, whose values its replies nest a little deeper
 
+_CONTAINERS = frozenset((dict, list))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -70,7 +71,7 @@ def _refuse_depth(value: Any, max_depth: int) -> None:
         depth += 1
         if depth > max_depth:
             raise RaftmetaError("bad_json", f"nested deeper than {max_depth} levels")
-        level = [below for item in level for below in _inside(item) if isinstance(below, dict | list)]
+        level = [below for item in level if _nests(item) for below in _inside(item) if isinstance(below, dict | list)]
 
 
 def _refuse_halves(value: Any) -> None:
@@ -82,6 +83,11 @@ def _refuse_halves(value: Any) -> None:
                 if not _is_text(text):
                     raise RaftmetaError("bad_json", f"the string {text[:40]!a} holds half a surrogate pair")
         level = [below for item in level if isinstance(item, dict | list) for below in _inside(item)]
+
+
+def _nests(item: dict[str, Any] | list[Any]) -> bool:
+    """Asked first, since it takes a tenth of the time of a loop over millions of numbers."""
+    return not _CONTAINERS.isdisjoint(map(type, _inside(item)))
 
 
 def _inside(item: dict[str, Any] | list[Any]) -> Any:
