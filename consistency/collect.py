@@ -8,7 +8,6 @@ end: where an order, the nodes or the generation changed meanwhile, what the nod
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -18,6 +17,7 @@ import msgspec
 from consistency import compare, target, weights
 from consistency.agent_answers import AgentFault
 from consistency.asking import Agents, Asking, all_of
+from consistency.clock import boottime
 from consistency.findings import Answer, Limits, NodePlace, NodeVector, Target, Verdict
 from consistency.scene import Scene
 from consistency.target import Listed, VersionSeen
@@ -68,7 +68,7 @@ class Checker:
     limits: Limits = field(default_factory=Limits)
     say: Callable[[str], None] = _quiet  # told what is being done
     hear_s: float = HEAR_S  # how long a node that no member has heard of is waited for
-    clock: Callable[[], float] = time.monotonic  # seconds, for how old an answer is at the verdict
+    clock: Callable[[], float] = boottime  # seconds, for how old an answer is at the verdict
 
     async def check(self, names: Sequence[str]) -> list[Verdict]:
         """A verdict for each deployment, in the order of the names; of all deployments when none is named."""

@@ -248,11 +248,12 @@ class _Session:
         self.record_at = time.monotonic() + RECORD_S
         if not self.options.record:
             return
-        why = _unrecordable(kept, time.time_ns() // 1_000_000)
+        now_ms = time.time_ns() // 1_000_000
+        why = _unrecordable(kept, now_ms)
         if not why:
             assert kept.order is not None
             nodes = sum(map(len, ran.ledger.nodes.values())) - len(ran.ledger.uncompared)
-            basis = kept.order.basis | {"node_count": nodes}
+            basis = kept.order.basis | {"node_count": nodes, "age_ms": max(0, now_ms - kept.at_ms)}
             try:
                 await self.client.record_verdict(self.options.deployment, DIVERGED, live_report.for_record(ran), basis=basis)
             except RaftmetaError as error:

@@ -20,7 +20,7 @@ from raftmeta.core.apply import MAX_REQUEST_ID
 from raftmeta.core.commands import RecordCheck, RecordVerdict
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.handlers.verdicts import MAX_SUMMARY
-from raftmeta.core.types import Basis, Outcome
+from raftmeta.core.types import MAX_ANSWER_AGE_MS, Basis, Outcome
 
 MAX_NUMBER = 1 << 53
 MAX_BATCH_BODY = 8 << 20
@@ -159,14 +159,15 @@ def basis_of(body: VerdictBody) -> Basis | None:
     """As it was given, else as the report has it; None when it has not all of it."""
     given: BasisBody | None = body.basis
     if given is not None:
-        return Basis(given.generation, given.order_revision, given.version, given.started_revision, given.node_count)
+        return Basis(given.generation, given.order_revision, given.version, given.started_revision, given.node_count, given.age_ms)
     report = body.report
     numbers = [report.get(name) for name in ("generation", "order_revision", "started_revision", "nodes_seen")]
     whole = [number for number in numbers if type(number) is int and 0 <= number <= MAX_NUMBER]
     version = report.get("version")
     if len(whole) < len(numbers) or not isinstance(version, str):
         return None
-    return Basis(whole[0], whole[1], version, whole[2], whole[3])
+    age = report.get("oldest_answer_ms")
+    return Basis(whole[0], whole[1], version, whole[2], whole[3], age if type(age) is int and 0 <= age <= MAX_ANSWER_AGE_MS else 0)
 
 
 def summary_of(report: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from raftmeta.core.manifest import Manifest
-from raftmeta.core.types import DrainOverdue, SideName, Stage, VectorFrom
+from raftmeta.core.types import MAX_ANSWER_AGE_MS, DrainOverdue, SideName, Stage, VectorFrom
 from raftmeta.nodes import Digest, Name
 
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")]
@@ -128,6 +128,7 @@ class BasisBody(Sent, frozen=True):
     version: LabelOrNone
     started_revision: Count  # at which the check read the deployment first
     node_count: Count  # nodes whose memory was seen
+    age_ms: Annotated[int, Meta(ge=0, le=MAX_ANSWER_AGE_MS)] = 0  # since the first of the answers that it rests on came
 
 
 class VerdictBody(Sent, frozen=True):

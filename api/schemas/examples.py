@@ -215,7 +215,7 @@ VERDICT_BODY = {
     "deployment": "search",
     "verdict": "consistent",
     "report": {"mismatch_ratio": 0.0, "lag_ms_primary": 84, "lag_ms_standby": 91, "findings": [], "findings_total": 0},
-    "basis": {"generation": 0, "order_revision": 13, "version": "1.3.2", "started_revision": 25, "node_count": 4},
+    "basis": {"generation": 0, "order_revision": 13, "version": "1.3.2", "started_revision": 25, "node_count": 4, "age_ms": 840},
 }
 VERDICT = {**VERDICT_BODY, "summary": "0 findings", "principal": "checker", "revision": 52, "recorded_ms": 1764453900000}
 CLUSTER = {

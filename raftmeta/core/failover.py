@@ -132,7 +132,7 @@ def _of_the_verdict(scene: Scene, wanted: Wanted) -> Iterable[Reason]:
         yield Reason(
             "verdict_of_other_nodes", f"the deployment was declared anew at revision {deployment.declared_revision}, after the check"
         )
-    age_ms = scene.now_ms - verdict.recorded_ms
+    age_ms = verdict.age_ms(scene.now_ms)
     if age_ms > wanted.max_verdict_age_ms:
         yield Reason("verdict_too_old", f"the last verdict is {age_ms} ms old, at most {wanted.max_verdict_age_ms} are allowed")
 

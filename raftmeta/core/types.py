@@ -196,6 +196,9 @@ class Rollout(Record, frozen=True):
     switched_ms: int = 0
 
 
+MAX_ANSWER_AGE_MS = 86_400_000  # a check takes no day
+
+
 class Basis(Record, frozen=True):
     """What a verdict was computed for. Recorded only while the deployment had not moved on from it."""
 
@@ -204,6 +207,7 @@ class Basis(Record, frozen=True):
     version: str
     started_revision: int  # at which the check read the deployment first
     node_count: int  # nodes whose memory was seen
+    age_ms: int = 0  # since the first of the answers that it rests on came, by the checker's clock, when it was sent to be recorded
 
 
 class Verdict(Record, frozen=True):
@@ -217,6 +221,10 @@ class Verdict(Record, frozen=True):
     recorded_ms: int
     basis: Basis | None = None  # None: of a checker that did not say it, below feature level 2
     summary: str = ""  # a line of the report, for when that is no longer kept
+
+    def age_ms(self, now_ms: int) -> int:
+        """Of the oldest answer that it rests on, by the cluster's clock; of a checker that did not say it, of the record."""
+        return now_ms - self.recorded_ms + (0 if self.basis is None else self.basis.age_ms)
 
 
 class PastVerdict(Record, frozen=True):

@@ -311,7 +311,7 @@ _wild_bodies = hs.one_of(
         hs.sampled_from([*VERDICTS, "fine"]),
         _texts,
         hs.binary(max_size=8),
-        hs.builds(Basis, _ints, _ints, _labels, _ints, _ints),
+        hs.builds(Basis, _ints, _ints, _labels, _ints, _ints, _ints),
     ),
     hs.builds(
         evidence,

@@ -129,6 +129,7 @@ class FakeFleet:
         self.rollouts: dict[str, dict[str, Any]] = {}
         self.urls: dict[str, str] = {}
         self.recorded: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.bases: list[Mapping[str, Any]] = []
         self.fault: RaftmetaError | None = None  # raised by every call
         self.publish("v1", weights())
         version = self.versions[f"{MODEL}/v1"]
@@ -170,6 +171,7 @@ class FakeFleet:
     async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
         reply = self._reply({"items": [{"revision": self.revision} for _ in items]})
         self.recorded += [(item["deployment"], item["verdict"], item["report"]) for item in items]
+        self.bases += [item["basis"] for item in items]
         return reply
 
     def _reply(self, body: dict[str, Any]) -> Reply:

@@ -13,7 +13,7 @@ import msgspec
 from raftmeta.core.commands import RecordCheck, RecordVerdict
 from raftmeta.core.handlers.checks import SHOWN, Refusal, int_fault
 from raftmeta.core.state import encode_record
-from raftmeta.core.types import Basis, Deployment, PastVerdict, Verdict, VerdictHistory
+from raftmeta.core.types import MAX_ANSWER_AGE_MS, Basis, Deployment, PastVerdict, Verdict, VerdictHistory
 from raftmeta.core.work import Work
 
 CONSISTENT = "consistent"
@@ -81,6 +81,7 @@ def _basis_field_fault(work: Work, body: RecordCheck) -> Refusal | None:
         or int_fault("order_revision", basis.order_revision, 0, work.revision)
         or int_fault("started_revision", basis.started_revision, 0, work.revision)
         or int_fault("node_count", basis.node_count)
+        or int_fault("age_ms", basis.age_ms, 0, MAX_ANSWER_AGE_MS)
     )
 
 

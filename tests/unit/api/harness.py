@@ -40,11 +40,12 @@ def manifest(number: int = 0) -> dict[str, Any]:
     return made
 
 
-def basis(member: FakeMember, name: str = "search", node_count: int = 2) -> dict[str, Any]:
+def basis(member: FakeMember, name: str = "search", node_count: int = 2, age_ms: int = 340) -> dict[str, Any]:
     """What a check that begins now looks at."""
     state = member.state
     order = {"generation": state.generation, "order_revision": state.deployments[name].order_revision}
-    return order | {"version": state.deployments[name].version, "started_revision": state.revision, "node_count": node_count}
+    seen = {"version": state.deployments[name].version, "started_revision": state.revision}
+    return order | seen | {"node_count": node_count, "age_ms": age_ms}
 
 
 class Api:

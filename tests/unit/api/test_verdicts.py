@@ -37,10 +37,10 @@ def test_a_report_that_says_what_it_is_of_needs_no_basis_beside_it() -> None:
         async with api() as made:
             await made.prepared()
             seen = basis(made.member)
-            report = {**seen, "nodes_seen": 1, "findings_total": 2, "findings": [FOUND, FOUND]}
+            report = {**seen, "nodes_seen": 1, "oldest_answer_ms": 5_000, "findings_total": 2, "findings": [FOUND, FOUND]}
             assert (await post(made, verdict="diverged", report=report)).status_code == 200
             (item,) = (await since(made))["items"]
-            assert item["basis"] == seen | {"node_count": 1}
+            assert item["basis"] == seen | {"node_count": 1, "age_ms": 5_000}
             assert item["summary"] == "2 findings; 1 nodes seen; block n2 encoder.weight block 17"
 
     run(work())

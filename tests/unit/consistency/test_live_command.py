@@ -56,9 +56,11 @@ class Scene:
 
 def test_a_difference_is_recorded_of_the_order_that_was_known_when_it_was_asked() -> None:
     scene = Scene()
-    scene.differs()
+    scene.differs(age_s=7)
     expected = {"generation": 1, "order_revision": 11, "version": "1.0.0", "started_revision": 20, "node_count": 2}
-    assert scene.record() == [{"verdict": "diverged", "kept": 1} | expected]
+    (taken,) = scene.record()
+    assert 7_000 <= taken.pop("age_ms") < 60_000
+    assert taken == {"verdict": "diverged", "kept": 1} | expected
     assert scene.session.recorded is scene.ledger.kept[-1] and scene.session.record_at > time.monotonic() + RECORD_S - 5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 
 from api.routes.verdicts import MAX_BATCH_BODY
 from consistency.agent_answers import AgentFault
+from consistency.clock import boottime
 from consistency.collect import Checker
 from consistency.findings import Finding, Limits, Verdict
-from consistency.recording import BATCH, RECORD_WITHIN_S, record
+from consistency.recording import BATCH, record
 from consistency.report import MAX_RECORD_BYTES
 from raftmeta import strict_json
 from raftmeta.client import Page, Reply
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.types import MAX_ANSWER_AGE_MS
 from tests.support.fake_fleet import DEPLOYMENT, FakeAgents, FakeFleet
 
 
@@ -45,20 +48,21 @@ def test_a_verdict_whose_deployment_moved_on_is_not_recorded() -> None:
     assert fleet.recorded == []
 
 
-def test_a_verdict_that_comes_late_is_not_recorded_as_if_it_were_new() -> None:
+def ages(fleet: FakeFleet) -> list[int]:
+    return [basis["age_ms"] for basis in fleet.bases]
+
+
+def test_a_verdict_that_comes_late_is_recorded_with_the_age_of_its_oldest_answer() -> None:
     fleet = FakeFleet()
-    made = [verdict_of(fleet)]
-    late = asyncio.run(record(fleet, made, 100.0, lambda: 100.0 + RECORD_WITHIN_S + 1))
-    too_old = ("search: an answer that the verdict rests on is older than 60 s",)
-    assert late == too_old and fleet.recorded == []
-    assert asyncio.run(record(fleet, made, 100.0, lambda: 100.0 + RECORD_WITHIN_S)) == ()
-    fleet.recorded.clear()
-    waited = msgspec.structs.replace(made[0], oldest_answer_ms=50_000)  # when the verdict was given
-    assert asyncio.run(record(fleet, [waited], 100.0, lambda: 110.1)) == too_old and fleet.recorded == []
-    assert asyncio.run(record(fleet, [waited], 100.0, lambda: 110.0)) == ()
+    made = msgspec.structs.replace(verdict_of(fleet), oldest_answer_ms=50_000)  # when the verdict was given
+    assert asyncio.run(record(fleet, [made], 100.0, lambda: 410.0001)) == () and ages(fleet) == [360_001]
+    day_s = MAX_ANSWER_AGE_MS / 1000
+    assert asyncio.run(record(fleet, [made], 100.0, lambda: 50.0 + day_s)) == () and ages(fleet)[1:] == [MAX_ANSWER_AGE_MS]
+    too_old = ("search: an answer that the verdict rests on is older than 24 h",)
+    assert asyncio.run(record(fleet, [made], 100.0, lambda: 50.5 + day_s)) == too_old and len(fleet.recorded) == 2
 
 
-def test_a_check_that_stood_still_after_the_nodes_had_answered_records_nothing() -> None:
+def test_a_check_that_stood_still_after_the_nodes_had_answered_makes_its_verdict_no_younger() -> None:
     fleet, now = FakeFleet(), [0.0]
     agents = FakeAgents(fleet)
     read = fleet.list_deployments
@@ -71,8 +75,14 @@ def test_a_check_that_stood_still_after_the_nodes_had_answered_records_nothing()
     checker = Checker(fleet, agents, clock=lambda: now[0])
     verdicts, given_s = asyncio.run(checker.judged([]))
     assert (verdicts[0].oldest_answer_ms, verdicts[0].oldest_proof_ms, given_s) == (75_000, 75_007, 75.0)
+    now[0] += 5
     asyncio.run(record(fleet, verdicts, given_s, lambda: now[0]))
-    assert fleet.recorded == []
+    assert ages(fleet) == [80_000]
+
+
+def test_time_that_the_machine_slept_counts() -> None:
+    """Where the system tells: the monotonic clock leaves it out."""
+    assert boottime() >= time.monotonic() - 0.01
 
 
 def test_one_verdict_that_members_refuse_takes_no_other_along() -> None:

@@ -30,8 +30,8 @@ GOLDEN: list[tuple[c.Body, str]] = [
     (c.AbortRollout("r", "c", "n", ""), "9509a172a163a16ea0"),
     (c.RecordVerdict("d", "consistent", b"{}"), "940aa164aa636f6e73697374656e74c4027b7d"),
     (
-        c.RecordCheck("d", "consistent", "s", b"{}", Basis(1, 300, "v", 301, 4)),
-        "960da164aa636f6e73697374656e74a173c4027b7d9501cd012ca176cd012d04",
+        c.RecordCheck("d", "consistent", "s", b"{}", Basis(1, 300, "v", 301, 4, 7)),
+        "960da164aa636f6e73697374656e74a173c4027b7d9601cd012ca176cd012d0407",
     ),
     (c.FailOver("d", SideName.STANDBY, SideName.PRIMARY, 300, True), "960ea164a77374616e646279a77072696d617279cd012cc3"),
     (

@@ -15,7 +15,7 @@ from raftmeta.core import failover
 from raftmeta.core.failover import CODES, OF_THE_VERDICT, Wanted, heard_reasons, reasons, scene_of, standing_against
 from raftmeta.core.proof import Heard, proofs
 from raftmeta.core.state import encode_record
-from raftmeta.core.types import Deployment, Phase, Policy, SideName
+from raftmeta.core.types import MAX_ANSWER_AGE_MS, Deployment, Phase, Policy, SideName
 from tests.support.commands import World, check, declaration, evidence, serving_world
 
 PRIMARY, STANDBY = SideName.PRIMARY, SideName.STANDBY
@@ -76,6 +76,21 @@ def test_a_way_back_takes_a_verdict_and_evidence_of_the_new_order() -> None:
     made.ok(check(made.state))
     made.ok(over(PRIMARY, STANDBY))
     assert (seen(made).serving_side, seen(made).failover.to) == (PRIMARY, PRIMARY)  # type: ignore[union-attr]
+
+
+def test_a_verdict_is_as_old_as_its_oldest_answer() -> None:
+    """A check that read large memory for minutes is recorded long after the first node had answered."""
+    made = ready_world()
+    made.ok(check(made.state, age_ms=MINUTE_MS + 1))
+    assert refused(made, over()) == ["verdict_too_old"]
+    made.ok(check(made.state, age_ms=MINUTE_MS // 2))
+    made.ok(over())
+
+
+@pytest.mark.parametrize("age_ms", [-1, MAX_ANSWER_AGE_MS + 1])
+def test_an_age_that_no_check_has_is_refused(age_ms: int) -> None:
+    made = ready_world()
+    assert made.do(check(made.state, age_ms=age_ms)).code == "bad_field"
 
 
 BROKEN: dict[str, Callable[[World], object]] = {
