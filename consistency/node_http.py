@@ -10,6 +10,7 @@ import ipaddress
 import ssl
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
@@ -27,6 +28,10 @@ from raftmeta.replies import encoding_of
 MAX_PROBLEM_BYTES = 64 << 10
 SERVING_SIDE = "x-raftmeta-serving-side"  # in the answer of a node whose side does not serve: the inference protocol has no codes
 FENCED = "fenced"
+
+
+LARGE_BYTES = 1 << 20
+MAX_LARGE = 4  # answers beyond that which are read at once: many nodes that say much must not fill this machine's memory
 
 
 class _Problem(msgspec.Struct, frozen=True):
@@ -65,6 +70,7 @@ class NodeHttp:
         """Raises RaftmetaError bad_field for a ca_file that cannot be used."""
         self._options = options
         self._turn = asyncio.Semaphore(options.max_at_once)
+        self._large = asyncio.Semaphore(MAX_LARGE)
         self._tls = None if options.ca_file is None else _tls(options.ca_file)
         self._clients: dict[str, httpx.AsyncClient] = {}  # by scheme
 
@@ -134,23 +140,28 @@ class NodeHttp:
         ) as response:
             _require_plain(response)
             if response.status_code in (200, 202):
-                return await _read(response, asked.limit)
-            raise _refusal(response, await _read(response, MAX_PROBLEM_BYTES))
+                return await self._read(response, asked.limit)
+            raise _refusal(response, await self._read(response, MAX_PROBLEM_BYTES))
+
+    async def _read(self, response: httpx.Response, limit: int) -> bytes:
+        """What is beyond LARGE_BYTES waits for its turn at the node's end of the connection."""
+        parts = bytearray()
+        async with AsyncExitStack() as turn:
+            is_large = False
+            async for part in response.aiter_bytes():
+                parts += part
+                if len(parts) > limit:
+                    raise AgentFault("bad_answer", f"the answer exceeds {limit} bytes")
+                if len(parts) > LARGE_BYTES and not is_large:
+                    is_large = True
+                    await turn.enter_async_context(self._large)
+        return bytes(parts)
 
 
 def _require_plain(response: httpx.Response) -> None:
     encoding = encoding_of(response.headers)
     if encoding:
         raise AgentFault("bad_answer", f"the answer has the content-encoding {encoding!r}, asked was for none")
-
-
-async def _read(response: httpx.Response, limit: int) -> bytes:
-    parts = bytearray()
-    async for part in response.aiter_bytes():
-        parts += part
-        if len(parts) > limit:
-            raise AgentFault("bad_answer", f"the answer exceeds {limit} bytes")
-    return bytes(parts)
 
 
 def _refusal(response: httpx.Response, body: bytes) -> AgentFault:
