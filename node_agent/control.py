@@ -165,9 +165,9 @@ class Answers:
 
     async def _measure(self) -> None:
         gauge = self._meter.set
-        gauge(table.REACHABLE, self._loop.reachable)
+        gauge(table.REACHABLE, self._loop.contact.reachable)
         gauge(table.CORDONED, self._loop.is_cordoned)
-        gauge(table.SILENT_SECONDS, self._loop.silent_s)
+        gauge(table.SILENT_SECONDS, self._loop.contact.silent_s)
         gauge(table.STORE_BYTES, await asyncio.to_thread(self._store.used_bytes))
         self._meter.clear(table.VERIFIED, table.DEPLOYMENT_READY, table.LAG_SECONDS, table.TROUBLE, table.PINNED)
         self._meter.clear(table.VERIFIED_AGE, table.DAMAGED)

@@ -1,9 +1,9 @@
 """The agent's one conversation with the control plane: list, watch, heartbeat; and a tender per deployment that acts on it.
 
 A list gives everything at one revision, the watch continues from there, `compacted` means list again, at once after a watch that lasted
-and else after a pause: a member may say so again and again. The control plane counts as reachable
-while it answers linearizable reads. When it does not, nothing stops: what serves goes on, and a node that starts without it serves what it
-served last, and says so. Deployments that no longer list the node are given up only on the word of a list or a change.
+and else after a pause: a member may say so again and again. When the control plane does not answer, nothing stops: what serves goes on, and
+a node that starts without it serves what it served last, and says so. Deployments that no longer list the node are given up only on the
+word of a list or a change.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from node_agent import report
+from node_agent.contact import Contact, Members
 from node_agent.desired import DeploymentView, Desired, RolloutView, read
 from node_agent.evidence import Teller
 from node_agent.fetch import FetchFailed
 from node_agent.journal import DeploymentRecord
 from node_agent.places import Places, new_record
-from node_agent.plan import NO_ORDER, Goal, Order, Target
+from node_agent.plan import Goal, Order, Target
 from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
@@ -35,34 +36,17 @@ from raftmeta.core.errors import RaftmetaError
 WATCHED = ("deployments", "rollouts")
 RETRY_S = 1.0
 RECORD_S = 2.0  # between looks at the file of the node's record
-PROBE_S = 5.0  # between linearizable reads that prove a quorum is in reach
-PROBE_TIMEOUT_S = 5.0
-FIRST_HEARTBEAT_S = 1.0  # until a member says how often it wants one
 
 
-class Revised(Protocol):
-    """A reply: a JSON object and where it belongs."""
-
-    @property
-    def revision(self) -> int: ...
-    @property
-    def generation(self) -> int: ...
-    def __getitem__(self, key: str, /) -> Any: ...
-
-
-class ControlPlane(Protocol):
+class ControlPlane(Members, Protocol):
     """The calls of the client SDK that an agent makes."""
 
     def deployments(self) -> AsyncIterator[Mapping[str, Any]]:
         """Every deployment, page after page."""
 
-    async def cluster(self) -> Revised:
-        """A linearizable read; its revision is where a watch begins."""
-
     async def get_rollout(self, rollout_id: str) -> Mapping[str, Any]: ...
     async def get_version(self, model: str, label: str) -> Mapping[str, Any]: ...
     async def get_manifest(self, model: str, label: str) -> Mapping[str, Any]: ...
-    async def heartbeat(self, node: str, status: Mapping[str, Any]) -> Mapping[str, Any]: ...
     async def attest(self, node: str, attestation: Mapping[str, Any]) -> object: ...
     async def record_evidence(self, node: str, evidence: Mapping[str, Any]) -> object: ...
     def watch(self, from_revision: int, resources: Sequence[str]) -> AsyncIterator[Any]:
@@ -74,19 +58,9 @@ class Bounds(NamedTuple):
     start_wait_s: float  # for the control plane, before the pin is served
 
 
-class ClusterView(msgspec.Struct, frozen=True):
-    """What this node takes from an answer about the cluster."""
-
-    cluster_id: str
-
-
 class VersionView(msgspec.Struct, frozen=True):
     checksum: str
     vector_root: str
-
-
-class HeartbeatView(msgspec.Struct, frozen=True):
-    interval_ms: int
 
 
 class Loop:
@@ -106,22 +80,14 @@ class Loop:
         self._listed = False
         self._refused: dict[str, str] = {}  # deployments that could not be taken over yet, and why
         self._turn = asyncio.Lock()  # goals are set by one task at a time
-        self._heard_at = time.monotonic()
-        self.reachable = False
-        self._why_lost = ""
+        self.contact = Contact(facts.node, plane, places.journal)
 
     @property
     def tenders(self) -> Mapping[str, Tender]:
         return self._tenders
 
-    @property
-    def silent_s(self) -> float:
-        return time.monotonic() - self._heard_at
-
     def status(self) -> dict[str, Any]:
-        looks = [tender.look() for _, tender in sorted(self._tenders.items())]
-        plane = {"reachable": self.reachable, "reason": self._why_lost, "silent_s": round(self.silent_s, 3)}
-        return report.status(self._facts, looks, plane, self._places.journal.record.cordoned)
+        return report.status(self._facts, self._looks(), self.contact.look(), self._places.journal.record.cordoned)
 
     async def plans(self, version: str = "") -> dict[str, Any]:
         """By deployment: the steps that are left, with what they would move; with a version, as if it were activated now.
@@ -201,8 +167,8 @@ class Loop:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow())
-                group.create_task(self._beat())
-                group.create_task(self._probe())
+                group.create_task(self.contact.beat(self._heartbeat))
+                group.create_task(self.contact.probe())
                 group.create_task(self._start_alone())
                 group.create_task(self._retry())
                 group.create_task(self._watch_record())
@@ -230,34 +196,21 @@ class Loop:
                     log.info("watch_compacted", reason=error.detail)
                     await asyncio.sleep(max(0.0, listed_at + RETRY_S - time.monotonic()))
                     continue
-                self._lost(error)
+                self.contact.lost(error)
             await asyncio.sleep(RETRY_S)
 
     async def _list(self) -> int:
         """Everything anew. Gives the revision from which to watch: no later than any of the reads."""
         where = await self._plane.cluster()
-        self._refuse_strangers(where)
+        self.contact.refuse_strangers(where)
         deployments = [read(item, DeploymentView) async for item in self._plane.deployments()]
         mine = [item for item in deployments if item.side_of(self._facts.node) is not None]
         rollouts = [read(dict(await self._plane.get_rollout(item.rollout_id)), RolloutView) for item in mine if item.rollout_id]
         self._desired.replace(where.generation, deployments, rollouts)
-        self._heard(where.generation)
+        self.contact.heard(where.generation)
         self._listed = True
         await self._set_goals()
         return where.revision
-
-    def _refuse_strangers(self, where: Revised) -> None:
-        """A list of another cluster, or from before what this node obeyed, may be empty: it must not take what serves away."""
-        journal = self._places.journal
-        cluster_id, known = read(where, ClusterView).cluster_id, journal.record.cluster_id
-        if known and cluster_id != known:
-            raise RaftmetaError("integrity", f"the members are of cluster {cluster_id!r}, this node listens to {known!r}")
-        obeyed = max((record.fence for record in journal.record.deployments.values()), default=NO_ORDER)
-        if Order(where.generation, where.revision) < obeyed:
-            found = (where.generation, where.revision)
-            raise RaftmetaError("integrity", f"the members are at {found}, this node obeyed an order of {tuple(obeyed)}")
-        if not known:
-            journal.join(cluster_id)
 
     async def _set_goals(self) -> None:
         async with self._turn:
@@ -405,44 +358,16 @@ class Loop:
         record = tender.remembered.record
         target = record.obeyed if record.obeyed is not None and tender.prepared.covers(record.obeyed) else record.pin
         if target is not None:
-            log.warning("serving_without_control_plane", deployment=name, version=target.label, silent_s=round(self.silent_s, 1))
+            log.warning("serving_without_control_plane", deployment=name, version=target.label, silent_s=round(self.contact.silent_s, 1))
             tender.want(Goal(name, record.side, target, record.fence, None, offline=True))
 
-    # --- being in touch
+    # --- saying what there is
 
-    async def _beat(self) -> None:
-        interval_s = FIRST_HEARTBEAT_S
-        while True:
-            looks = [tender.look() for _, tender in sorted(self._tenders.items())]
-            with suppress(RaftmetaError):  # `_probe` says whether the control plane is there
-                status = report.heartbeat(self._facts, looks, self._places.journal.record.cordoned)
-                reply = read(await self._plane.heartbeat(self._facts.node, status), HeartbeatView)
-                interval_s = min(60.0, max(0.1, reply.interval_ms / 1000))
-            await asyncio.sleep(interval_s)
+    def _heartbeat(self) -> dict[str, Any]:
+        return report.heartbeat(self._facts, self._looks(), self._places.journal.record.cordoned)
 
-    async def _probe(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(PROBE_TIMEOUT_S):
-                    where = await self._plane.cluster()
-                self._refuse_strangers(where)
-                self._heard(where.generation)
-            except RaftmetaError as error:
-                self._lost(error)
-            except TimeoutError:
-                self._lost(RaftmetaError("no_quorum", f"no linearizable read within {PROBE_TIMEOUT_S:g} s"))
-            await asyncio.sleep(PROBE_S)
-
-    def _heard(self, generation: int) -> None:
-        self._heard_at = time.monotonic()
-        if not self.reachable:
-            log.info("control_plane_reachable", generation=generation)
-        self.reachable, self._why_lost = True, ""
-
-    def _lost(self, error: RaftmetaError) -> None:
-        if self.reachable or not self._why_lost:
-            log.warning("control_plane_unreachable", reason=str(error), note="what serves goes on")
-        self.reachable, self._why_lost = False, str(error)
+    def _looks(self) -> list[report.Look]:
+        return [tender.look() for _, tender in sorted(self._tenders.items())]
 
 
 async def _guarded(run: Callable[[], Coroutine[Any, Any, None]]) -> None:

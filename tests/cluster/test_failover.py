@@ -49,6 +49,11 @@ class Pair:
         shown = self.call(lambda client: client.evidence("search"))
         return next(dict(item) for item in shown["nodes"] if item["node"] == node)
 
+    def could_serve(self, node: str) -> bool:
+        """By its last heartbeat."""
+        heard = {item["node"]: item for item in self.call(lambda client: client.nodes())["items"]}
+        return node in heard and bool(heard[node]["deployments"]["search"]["ready"])
+
     def over(self, to: str) -> int:
         """The revision of the order."""
         body = {"to": to, "force": True}
@@ -97,6 +102,7 @@ def _play(node: Node, pair: Pair) -> None:
     assert pair.infer().status_code == 503, "it remembers"
     node.plane.start()
     agent.until(lambda: pair.proof("n1")["standing"] == "current", "heard and said again under its new boot")
+    agent.until(lambda: pair.could_serve("n1"), "and ready to answer, which a later heartbeat may be the first to say")
 
     pair.over("primary")
     agent.until(lambda: pair.infer().status_code == 200, "it serves again")

@@ -37,7 +37,7 @@ def test_a_node_that_no_deployment_lists_has_nothing_and_says_hello(scene: LoopS
         assert scene.plane.heartbeats[-1] == {
             "node": "n1", "zone": "a", "boot_id": "boot-1", "url": "http://n1", "slots": [], "deployments": {},
         }  # fmt: skip
-        assert scene.loop.reachable
+        assert scene.loop.contact.reachable
 
     run(work)
 
@@ -221,7 +221,7 @@ def test_an_empty_list_of_strangers_takes_nothing_away(scene: LoopScene, what: s
                     scene.plane.generation = 1
                 scene.plane.fail_watch(RaftmetaError("compacted", "elsewhere"))
                 scene.plane.lists = 2
-            return scene.plane.lists == 2 and not scene.loop.reachable
+            return scene.plane.lists == 2 and not scene.loop.contact.reachable
 
         await scene.until(step)
         assert scene.status["deployments"]["search"]["version"] == "1.0.0"
@@ -326,7 +326,7 @@ def test_without_an_answer_a_restarted_node_serves_its_pin_and_says_that_it_is_a
         await scene.until(lambda: scene.serving() == "1.0.0")
         scene.plane.down = RaftmetaError("no_quorum", "nobody")
         scene.begin(start_wait_s=0.05)
-        await scene.until(lambda: scene.serving() == "1.0.0" and not scene.loop.reachable)
+        await scene.until(lambda: scene.serving() == "1.0.0" and not scene.loop.contact.reachable)
         assert scene.status["control_plane"]["reachable"] is False
         assert scene.provider.fetched == []
 
@@ -340,7 +340,7 @@ def test_a_node_without_pin_and_without_answer_serves_nothing(scene: LoopScene) 
         passed = asyncio.get_running_loop().time() + 0.2
         await scene.until(lambda: asyncio.get_running_loop().time() > passed)
         assert scene.status["deployments"] == {}
-        assert not scene.loop.reachable
+        assert not scene.loop.contact.reachable
 
     run(work)
 
