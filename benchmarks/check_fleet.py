@@ -89,11 +89,11 @@ class Fleet:
             "switching": False,
         }
 
-    def answer(self, method: str, target: str) -> Any:
+    def answer(self, method: str, target: str, sent: bytes) -> Any:
         parts = urlsplit(target)
         words = parts.path.strip("/").split("/")
         if words[0] == "v1":
-            return self._of_members(method, parts.path)
+            return self._of_members(method, parts.path, sent)
         node, query = words[0], parse_qs(parts.query)
         own = {"node": node, "boot_id": "boot", "active_models": 1}
         if "deployments" in query:
@@ -102,9 +102,9 @@ class Fleet:
             return {"tensor": query["blocks"][0], "blocks": "AAAAAAAAAAAAAAAAAAAAAA=="}
         return {**own, "deployment": words[-1], **self.vector(node), "entries": self.entries_of(node)}
 
-    def _of_members(self, method: str, path: str) -> Any:
+    def _of_members(self, method: str, path: str, sent: bytes) -> Any:
         if method == "POST":
-            return {}
+            return {"items": [{"revision": 9} for _ in json.loads(sent)["items"]]}
         if path == "/v1/deployments":
             return {"items": self.deployments(), "next": None}
         if path == "/v1/nodes":
@@ -122,8 +122,8 @@ async def serve(fleet: Fleet) -> None:
                 lines = head.decode().split("\r\n")
                 method, target, _ = lines[0].split(" ")
                 length = next((int(line.split(":")[1]) for line in lines if line.lower().startswith("content-length:")), 0)
-                await reader.readexactly(length)
-                body = json.dumps(fleet.answer(method, target)).encode()
+                sent = await reader.readexactly(length)
+                body = json.dumps(fleet.answer(method, target, sent)).encode()
                 extra = "content-type: application/json\r\nx-raftmeta-revision: 9\r\nx-raftmeta-generation: 1\r\n"
                 writer.write(f"HTTP/1.1 200 OK\r\n{extra}content-length: {len(body)}\r\n\r\n".encode() + body)
                 await writer.drain()

@@ -12,18 +12,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from consistency import vector
 from consistency.agent_answers import AgentFault, BlocksAnswer, DigestsAnswer, VectorAnswer, VectorsAnswer, believed, decode
 from consistency.findings import DigestPage, NodeVector
 from consistency.node_http import HttpOptions, NodeHttp, Request
-from consistency.vector import Words
 from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
+
+if TYPE_CHECKING:  # NumPy takes longer to import than a check of equal roots
+    from consistency.entries import Words
 
 MAX_ANSWER_BYTES = 64 << 20  # entries of 200,000 tensors take about 30 MB of JSON
 MAX_FRAME_BYTES = 16 << 10  # of an answer with block checks, beside these: the tensor's name takes six times its bytes at most
@@ -125,11 +126,13 @@ class HttpAgents:
         """The block checks of one tensor of this size in memory, or as they were published."""
         limit = MAX_FRAME_BYTES + -(-block_file.CHECK_BYTES * block_file.blocks_of(size_bytes) // 3) * 4  # as base64
         heard = await self._get(url, deployment, {"blocks": tensor} | ({"published": "1"} if published else {}), limit)
+        from consistency.vector import unpack_blocks
+
         seen = decode(heard.body, BlocksAnswer)
         if seen.tensor != tensor:
             raise AgentFault("bad_answer", f"asked for the blocks of {tensor!r}, got those of {seen.tensor!r}")
         try:
-            return vector.unpack_blocks(base64.b64decode(seen.blocks, validate=True))
+            return unpack_blocks(base64.b64decode(seen.blocks, validate=True))
         except (binascii.Error, RaftmetaError) as cause:
             raise AgentFault("bad_answer", f"the blocks of {tensor!r} cannot be read: {cause}") from cause
 

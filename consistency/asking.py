@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from consistency import weights
 from consistency.agent_answers import AgentFault
 from consistency.findings import Answer, Difference, Digested, DigestPage, NodeVector, Target, TensorSpec
-from consistency.vector import Words
+
+if TYPE_CHECKING:
+    from consistency.entries import Words
 
 T = TypeVar("T")
 

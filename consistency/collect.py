@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -21,9 +21,11 @@ from consistency.clock import boottime
 from consistency.findings import Answer, Limits, NodePlace, NodeVector, Target, Verdict
 from consistency.scene import Scene
 from consistency.target import Listed, VersionSeen
-from consistency.vector import Words
 from raftmeta.client import Page, Reply
 from raftmeta.core.errors import RaftmetaError
+
+if TYPE_CHECKING:
+    from consistency.entries import Words
 
 MAX_AT_ONCE = 8  # questions to members; more cost more: the library looks at all of its connections for each
 MAX_MANIFESTS = 4  # that are looked at closely at the same time; one of 200,000 tensors takes 100 MB as objects

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from consistency import junit, report, textfile
+from consistency import report, textfile
 from consistency.findings import CONSISTENT, EXIT_STATUS, INCOMPLETE, Verdict, worst
 from raftmeta.cli import output
 
@@ -66,6 +66,8 @@ def fault_text(fault: Fault) -> str:
 
 
 def as_junit(outcome: Outcome) -> bytes:
+    from consistency import junit  # and with it the XML library, which few runs need
+
     fault = "" if outcome.fault is None else f"{outcome.fault.code}: {outcome.fault.detail}"
     return junit.document(outcome.verdicts, outcome.duration_s, fault)
 

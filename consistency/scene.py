@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from consistency.findings import Answer, Finding, Limits, NodeSummary, Target
-from consistency.vector import Words
 
-Blocks = Mapping[tuple[str, str], Words]  # (node, tensor) -> block checks as the node gave them
+if TYPE_CHECKING:
+    from consistency.entries import Words
+
+    Blocks = Mapping[tuple[str, str], Words]  # (node, tensor) -> block checks as the node gave them
 
 
 @dataclass(frozen=True)

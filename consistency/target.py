@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from consistency import vector
+from consistency.entries import root
 from consistency.findings import NodePlace, Target, TensorSpec
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import Manifest
@@ -179,7 +179,7 @@ def attested_lags(rollout: Mapping[str, Any], version: str) -> dict[str, int]:
 def tensors_of(manifest: Mapping[str, Any], target: Target) -> dict[str, TensorSpec]:
     """The tensors of the manifest. Raises RaftmetaError integrity when they do not make the version's vector root."""
     seen = _convert(manifest, Manifest, "a manifest")
-    found = vector.root({tensor.name: tensor.entry for tensor in seen.tensors})
+    found = root({tensor.name: tensor.entry for tensor in seen.tensors})
     if found != target.vector_root:
         what = f"manifest of {target.model}/{target.version}"
         raise RaftmetaError("integrity", f"{what}: its entries make the root {found}, the version has {target.vector_root}")

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import struct
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -20,16 +19,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from consistency.entries import BLOCK_BYTES, WORDS, entry_of, pack_blocks, root
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import DTYPE_BITS, tensor_bytes
 
-WORDS = 8192  # of one block
-BLOCK_BYTES = WORDS * 8
+__all__ = [
+    "BACKENDS", "BLOCK_BYTES", "CHECK_LONG", "CHECK_SHORT", "WORDS", "Backend", "BlockVector", "Buffer", "Kernel", "TensorVector", "Words",
+    "backend", "block_checks", "blocks_within", "entry_of", "keys", "pack_blocks", "root", "self_check", "tensor_entry", "unpack_blocks",
+    "update_blocks",
+]  # fmt: skip
+
 _MASK = (1 << 64) - 1
 _KEY_SEED = b"raftmeta-wcv-1"
 BACKENDS = ("numba", "numpy", "torch")
-_TENSOR_TAG = b"raftmeta-wcv-1 tensor\0"
-_ROOT_TAG = b"raftmeta-wcv-1 root\0"
 
 Words = NDArray[np.uint64]  # one or two dimensions of 64-bit words
 Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
@@ -147,37 +148,6 @@ def update_blocks(data: Buffer, checks: Words, numbers: Iterable[int], using: Ba
 def blocks_within(begin: int, end: int) -> range:
     """Numbers of the blocks that the bytes [begin, end) of a tensor lie in."""
     return range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)) if begin < end else range(0)
-
-
-def entry_of(dtype: str, shape: tuple[int, ...], size_bytes: int, blocks: Words) -> str:
-    """The entry of a tensor whose block checks are known. Raises RaftmetaError bad_field when the figures contradict each other."""
-    if dtype not in DTYPE_BITS:
-        raise RaftmetaError("bad_field", f"dtype {dtype[:20]!r} is unknown, expected one of {', '.join(DTYPE_BITS)}")
-    if any(dim < 0 for dim in shape) or tensor_bytes(dtype, shape) != size_bytes:
-        raise RaftmetaError("bad_field", f"{dtype} {list(shape)} does not take the {size_bytes} bytes that were given")
-    expected = (-(-size_bytes // BLOCK_BYTES), 2)
-    if blocks.shape != expected:
-        raise RaftmetaError("bad_field", f"{size_bytes} bytes have block checks of shape {expected}, found {blocks.shape}")
-    name = dtype.encode()
-    sha = hashlib.sha256(_TENSOR_TAG)
-    sha.update(struct.pack("<I", len(name)) + name)
-    sha.update(struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
-    sha.update(struct.pack("<QQ", size_bytes, BLOCK_BYTES))
-    sha.update(pack_blocks(blocks))
-    return sha.hexdigest()
-
-
-def root(entries: Mapping[str, str]) -> str:
-    """The root of a version: tensor name -> entry, in any order."""
-    sha = hashlib.sha256(_ROOT_TAG + struct.pack("<Q", len(entries)))
-    for name, entry in sorted((name.encode(), entry) for name, entry in entries.items()):
-        sha.update(struct.pack("<I", len(name)) + name + bytes.fromhex(entry))
-    return sha.hexdigest()
-
-
-def pack_blocks(blocks: Words) -> bytes:
-    """a and b of every block as little-endian u64, the form that is hashed and sent."""
-    return np.ascontiguousarray(blocks, "<u8").tobytes()
 
 
 def unpack_blocks(data: bytes) -> Words:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from consistency import vector
+from consistency.entries import BLOCK_BYTES, entry_of, root
 from consistency.findings import Answer, Difference, Finding, Target, TensorSpec
 from consistency.scene import Scene
-from consistency.vector import Words
 from raftmeta.core.errors import RaftmetaError
+
+if TYPE_CHECKING:
+    from consistency.entries import Words
 
 MAX_LISTED = 1_024  # differences of one node by name; all are counted
 MAX_BLOCKS_NAMED = 8  # of one tensor on one node
@@ -43,7 +44,7 @@ def difference(tensors: Mapping[str, TensorSpec], entries: Mapping[str, str]) ->
     extra = sorted(entries.keys() - tensors.keys())
     listed = tuple((name, entries[name]) for name in extra[:MAX_LISTED])
     return Difference(
-        vector.root(entries),
+        root(entries),
         tuple(changed[:MAX_LISTED]),
         tuple(missing[:MAX_LISTED]),
         listed,
@@ -182,10 +183,10 @@ def _located(scene: Scene, node: str, name: str, entry: str) -> Iterator[Finding
     mine, good = scene.blocks.get((node, name)), scene.blocks.get((PUBLISHED, name))
     if mine is None or good is None or hash_to(spec, mine) != entry or hash_to(spec, good) != spec.entry:
         return
-    differing = np.flatnonzero((mine != good).any(axis=1)).tolist()
+    differing = (mine != good).any(axis=1).nonzero()[0].tolist()
     for block in differing[:MAX_BLOCKS_NAMED]:
-        begin = block * vector.BLOCK_BYTES
-        end = min(spec.size_bytes, begin + vector.BLOCK_BYTES)
+        begin = block * BLOCK_BYTES
+        end = min(spec.size_bytes, begin + BLOCK_BYTES)
         detail = f"bytes {begin}..{end} of the tensor; {len(differing)} of its {len(good)} blocks differ"
         yield scene.finding("block", node, _pair(good[block]), _pair(mine[block]), tensor=name, block=block, detail=detail)
 
@@ -193,7 +194,7 @@ def _located(scene: Scene, node: str, name: str, entry: str) -> Iterator[Finding
 def hash_to(spec: TensorSpec, checks: Words) -> str:
     """The entry that these block checks make, "" when they are too many or too few."""
     try:
-        return vector.entry_of(spec.dtype, spec.shape, spec.size_bytes, checks)
+        return entry_of(spec.dtype, spec.shape, spec.size_bytes, checks)
     except RaftmetaError:
         return ""
 

@@ -11,13 +11,15 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-
-from rich.console import Console
-from rich.status import Status
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from raftmeta.cli.escapes import json_text, printable
+
+if TYPE_CHECKING:  # rich takes a tenth of a second to import, which nobody should pay who is shown no table
+    from rich.console import Console
+    from rich.status import Status
+    from rich.table import Table
+    from rich.text import Text
 
 __all__ = ["Progress", "clock", "console", "json_text", "print_json", "printable", "short", "size", "styled", "table"]
 
@@ -50,11 +52,15 @@ def print_json(value: object) -> None:
 
 def console() -> Console:
     """For results. Colours and folding only on a terminal."""
+    from rich.console import Console
+
     return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False, soft_wrap=False)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """Columns without frames; known words get their colour, empty cells a dash."""
+    from rich.table import Table
+
     grid = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for column in columns:
         grid.add_column(column, overflow="fold")
@@ -64,6 +70,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 
 def styled(word: str) -> Text:
+    from rich.text import Text
+
     return Text(word, style=STYLES.get(word.split(" ")[0], ""))
 
 
@@ -87,6 +95,8 @@ def clock(unix_ms: int) -> str:
 
 
 def _cell(value: object) -> Text:
+    from rich.text import Text
+
     if isinstance(value, Text):
         return value
     text = "" if value is None else str(value)
@@ -98,14 +108,17 @@ class Progress:
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
-        self._console = Console(stderr=True, highlight=False)
         self._status: Status | None = None
         self._last = ""
 
     def __enter__(self) -> Progress:
-        if not self._quiet and self._console.is_terminal:
-            self._status = self._console.status("")
-            self._status.start()
+        if not self._quiet and sys.stderr.isatty():
+            from rich.console import Console
+
+            shown = Console(stderr=True, highlight=False)
+            if shown.is_terminal:  # the environment may say that it is none
+                self._status = shown.status("")
+                self._status.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -119,6 +132,8 @@ class Progress:
             return
         self._last = text
         if self._status:
+            from rich.text import Text
+
             self._status.update(Text(text))
         else:
             with contextlib.suppress(OSError):
