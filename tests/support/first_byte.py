@@ -22,6 +22,7 @@ class FakeInstance:
         self._views = views
         self.during: Callable[[], None] = lambda: None
         self.moved = False
+        self.warmed = 0
         self.damage: dict[str, DerivedDamage] = {}
 
     def check_derived(self, name: str) -> DerivedDamage | None:
@@ -35,6 +36,7 @@ class FakeInstance:
         return (Tensor("y", "UINT8", (1,), value),)
 
     def warm(self) -> None:
+        self.warmed += 1
         if bytes(self._views["a"][:1].numpy()) == b"!":
             raise EngineFault("warmup_failed", "a value that is not finite")
 

@@ -265,11 +265,12 @@ def test_loading_refuses_a_slot_that_holds_another_version(scene: Scene) -> None
     assert all(served.slots == () for served in scene.host.served())
 
 
-def test_loading_twice_checks_the_module_and_does_not_bind_again(scene: Scene) -> None:
+def test_loading_twice_checks_the_module_and_does_not_bind_or_warm_again(scene: Scene) -> None:
+    """An undo waits for this: the module was warmed over the same bytes before."""
     scene.stage(1, 0)
     scene.load(1, 0)
     assert isinstance(scene.load(1, 0), Loaded)
-    assert len(FakeEngine.made) == 1
+    assert [made.warmed for made in FakeEngine.made] == [1]
     FakeEngine.made[0].moved = True
     assert code(scene.load(1, 0)) == "derived_changed"
 
