@@ -6,7 +6,8 @@ priority, and the default budget), `scrub` (such a process reads a version in it
 usually it takes an hour for that), and `update` (a second, heavy deployment of the same node is activated anew without pause: fetch, stage,
 verify, try, bind in the same workers, switch). A figure is the ratio of percentiles over all windows of a kind, with an interval by
 bootstrap over windows. Too much processor time of others, or an A/A interval that is too wide, makes the run inconclusive, which is no
-pass. Arguments: rounds (50), seconds of a window (2), load in percent (40), MiB of the heavy version (256).
+pass. Arguments: rounds (50), seconds of a window (2), load in percent of one worker (40), MiB of the heavy version (256),
+workers (1).
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Work:
 
 def main(arguments: list[str]) -> int:
     given = [int(argument) for argument in arguments]
-    rounds, window_s, load, heavy_mib = (*given, *(50, 2, 40, 256)[len(given) :])
-    with serving_node(1, workers=1, max_deployments=2) as node:
+    rounds, window_s, load, heavy_mib, workers = (*given, *(50, 2, 40, 256, 1)[len(given) :])
+    with serving_node(1, workers=workers, max_deployments=2) as node:
         heavy = write_heavy(node.artifacts / HEAVY, HEAVY_VERSIONS, heavy_mib << 20)
         node.publish(HEAVY, heavy)
         node.declare(HEAVY, HEAVY)

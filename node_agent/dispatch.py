@@ -174,6 +174,8 @@ class Dispatcher:
     def _choose(self, job: Job) -> int | None:
         """The connected worker with the fewest requests that holds what is asked for and has room; nobody while the deployment is held.
 
+        One that binds a module gets what the others have no room for: it computes more slowly meanwhile.
+
         A worker that began a moment ago has the fewest and holds nothing yet: as long as another one holds the version that answers, or the
         pinned one, requests wait for that one. Where no worker holds it any may say so.
         """
@@ -182,7 +184,7 @@ class Dispatcher:
         serving = [index for index, worker in enumerate(self._workers) if worker.connected and _says(worker, job.deployment)]
         serving = [index for index in serving if _holds(self._workers[index], job)] or serving
         able = [index for index in serving if self._busy[index] < self._depth]
-        return min(able, key=lambda index: self._busy[index], default=None)
+        return min(able, key=lambda index: (_binds(self._workers[index]), self._busy[index]), default=None)
 
     async def _run(self, job: Job, index: int) -> None:
         flying = self._flying.setdefault(job.deployment, set())
@@ -246,6 +248,10 @@ class Dispatcher:
 
 def _says(worker: Worker, deployment: str) -> list[Served]:
     return [item for item in worker.served if item.deployment == deployment]
+
+
+def _binds(worker: Worker) -> bool:
+    return any(item.is_binding for item in worker.served)
 
 
 def _holds(worker: Worker, job: Job) -> bool:

@@ -148,6 +148,7 @@ class Host:
         self._closed: dict[str, str] = {}  # deployments without memory to serve from, and why
         self._failed: Counter[str] = Counter()  # by deployment
         self._is_loading = False  # what the record and the slots name, at the start
+        self.binding = 0  # loads that were asked for and are not done
 
     # --- computing thread
 
@@ -303,7 +304,8 @@ class Host:
     def served(self) -> tuple[Served, ...]:
         """Safe in any thread: looks at dictionaries that change as a whole."""
         opened = [
-            _served(name, deployment, self._is_loading, self._failed[name]) for name, deployment in sorted(self._deployments.copy().items())
+            _served(name, deployment, self._is_loading, self._failed[name], self.binding > 0)
+            for name, deployment in sorted(self._deployments.copy().items())
         ]
         return (*opened, *(Served(name, (), -1, blocked=why) for name, why in sorted(self._closed.copy().items())))
 
@@ -340,7 +342,7 @@ class Host:
         return found
 
 
-def _served(name: str, deployment: _Deployment, is_loading: bool, failed: int) -> Served:
+def _served(name: str, deployment: _Deployment, is_loading: bool, failed: int, is_binding: bool) -> Served:
     slots = {slot: found[0] for slot in SLOTS if (found := deployment.held(slot)) is not None}
     return Served(
         deployment=name,
@@ -351,6 +353,7 @@ def _served(name: str, deployment: _Deployment, is_loading: bool, failed: int) -
         blocked=deployment.blocked(),
         is_loading=is_loading,
         failed=failed,
+        is_binding=is_binding,
     )
 
 

@@ -97,6 +97,7 @@ class Served(msgspec.Struct, frozen=True):
     blocked: str = ""  # why no slot may be entered, whoever asks; "" also while only this worker has not loaded it yet
     is_loading: bool = False  # the worker began a moment ago: what it does not list it may hold soon
     failed: int = 0  # requests that the module failed at, since the worker began: perhaps its memory is damaged
+    is_binding: bool = False  # the worker makes a module of a slot right now, of whichever deployment, and computes more slowly
 
 
 class WorkerState(Push, frozen=True, tag="worker_state"):

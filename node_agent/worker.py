@@ -87,7 +87,7 @@ class Worker:
             case Infer():
                 return await self._infer(call)
             case Load():
-                return await self._then_announce(self._loading, lambda: self._host.load(call))
+                return await self._bind(call)
             case Acknowledge():
                 return await self._then_announce(self._compute, lambda: self._host.acknowledge(call))
             case Cancel():
@@ -101,6 +101,16 @@ class Worker:
                 return Metrics(call.number, self._meter.gauges())
             case _:
                 return Fault(call.number, 400, "bad_request", f"a worker does not answer {type(call).__name__}")
+
+    async def _bind(self, call: Load) -> Reply:
+        """Said before it begins, so that requests go to others meanwhile: making a module keeps the interpreter from computing."""
+        self._host.binding += 1
+        self._announce()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._loading, self._host.load, call)
+        finally:
+            self._host.binding -= 1
+            self._announce()
 
     async def _infer(self, call: Infer) -> Reply:
         labels = (str(self._index), call.deployment)

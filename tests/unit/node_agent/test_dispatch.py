@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from node_agent.dispatch import Dispatcher, Job
@@ -97,6 +98,26 @@ def test_the_worker_with_the_fewest_requests_gets_the_next_one() -> None:
             worker.answer()
         await asyncio.gather(*tasks)
         assert (of.queued, sum(of.in_flight)) == (0, 0)
+
+    run(work)
+
+
+def test_a_worker_that_binds_a_module_gets_what_the_others_have_no_room_for() -> None:
+    binding = (*SERVED[:-1], msgspec.structs.replace(SERVED[-1], is_binding=True))
+
+    async def work() -> None:
+        first, second = FakeWorker(served=binding), FakeWorker()
+        of = dispatcher(first, second, depth=2)
+        tasks = [start(of, job()) for _ in range(3)]
+        await settle()
+        assert (len(first.asked), len(second.asked)) == (1, 2)
+        first.served = SERVED  # done, and it has the fewest
+        tasks.append(start(of, job()))
+        await settle()
+        assert (len(first.asked), len(second.asked)) == (2, 2)
+        for worker in (first, first, second, second):
+            worker.answer()
+        await asyncio.gather(*tasks)
 
     run(work)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ from node_agent.messages import (
     Load,
     Loaded,
     Release,
+    Reply,
     SlotServed,
     Tensor,
     TensorSpec,
@@ -176,6 +179,53 @@ def test_a_deployment_whose_memory_is_gone_is_said_to_serve_nothing_until_it_is_
     again.close()
 
 
+@asynccontextmanager
+async def worker_of(scene: Scene) -> AsyncIterator[Peer]:
+    """A worker over the scene's host, and a link to it."""
+    values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": scene.memory.root}
+    runtime = Runtime(AgentConfig(**values), "boot-1", 8100)  # type: ignore[arg-type]
+    runtime.run_dir.mkdir(parents=True, exist_ok=True)
+    running = asyncio.create_task(Worker(0, scene.host, runtime.meter("worker")).run(runtime))
+    peer = Peer(runtime.worker_socket(0), lambda: None)
+    keeping = asyncio.create_task(peer.keep_connected())
+    yield peer
+    FakeEngine.made.clear()
+    runtime.stopping.set()
+    await running
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def test_a_worker_says_that_it_binds_a_module_before_it_begins_and_once_it_is_done(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    scene.stage(2, 1)
+    target, goes_on, load = scene.versions[2].target, threading.Event(), scene.host.load
+
+    def gated(call: Load) -> Reply:
+        assert not call.number or goes_on.wait(10)  # what a worker loads at its start has no number
+        return load(call)
+
+    scene.host.load = gated  # type: ignore[method-assign]
+
+    async def work() -> None:
+        async with worker_of(scene) as peer:
+            await until(lambda: bool(peer.served) and not peer.served[0].is_loading)
+            asked = asyncio.create_task(peer.call(lambda n: Load(n, "search", 1, target.label, target.checksum), 20))
+            await until(lambda: peer.served[0].is_binding)
+            goes_on.set()
+            assert isinstance(await asked, Loaded)
+            await until(lambda: not peer.served[0].is_binding and len(peer.served[0].slots) == 2)
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
 def test_a_worker_tells_by_itself_that_the_slot_that_serves_was_taken_away_and_that_one_serves_again(scene: Scene) -> None:
     scene.stage(1, 0)
     scene.load(1, 0)
@@ -184,30 +234,14 @@ def test_a_worker_tells_by_itself_that_the_slot_that_serves_was_taken_away_and_t
     assert arena is not None
 
     async def work() -> None:
-        values = {"node": "n1", "zone": "a", "member_urls": ["http://127.0.0.1:1"], "store_dir": scene.memory.root}
-        runtime = Runtime(AgentConfig(**values), "boot-1", 8100)  # type: ignore[arg-type]
-        runtime.run_dir.mkdir(parents=True, exist_ok=True)
-        running = asyncio.create_task(Worker(0, scene.host, runtime.meter("worker")).run(runtime))
-        peer = Peer(runtime.worker_socket(0), lambda: None)
-        keeping = asyncio.create_task(peer.keep_connected())
-
-        async def until(holds: Callable[[], bool]) -> None:
-            async with asyncio.timeout(10):
-                while not holds():
-                    await asyncio.sleep(0.005)
-
-        await until(lambda: bool(peer.served) and bool(peer.served[0].slots))
-        arena.mark_empty(0)  # and nobody says so
-        await until(lambda: "is empty, not verified" in peer.served[0].blocked)
-        scene.stage(1, 1)
-        scene.load(1, 1)
-        scene.switch(1, 1)
-        await until(lambda: peer.served[0].blocked == "" and peer.served[0].active == 1)
-        FakeEngine.made.clear()
-        runtime.stopping.set()
-        await running
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        async with worker_of(scene) as peer:
+            await until(lambda: bool(peer.served) and bool(peer.served[0].slots))
+            arena.mark_empty(0)  # and nobody says so
+            await until(lambda: "is empty, not verified" in peer.served[0].blocked)
+            scene.stage(1, 1)
+            scene.load(1, 1)
+            scene.switch(1, 1)
+            await until(lambda: peer.served[0].blocked == "" and peer.served[0].active == 1)
 
     asyncio.run(asyncio.wait_for(work(), 30))
 
