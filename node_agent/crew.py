@@ -92,11 +92,17 @@ class Crew:
         return derived or {}
 
     async def release(self, deployment: str, slot: int, limit_s: float = RELEASE_S) -> None:
-        """No request touches the slot outside the gate any more. A worker that is away loads anew and sees the slot's record."""
+        """No request touches the slot outside the gate any more. A worker that is away loads anew and sees the slot's record.
+
+        Raises WorkersLag where one did not do it.
+        """
         peers = [peer for peer in self._peers if peer.connected]
         results = await asyncio.gather(*(_call(peer, lambda n: Release(n, deployment, slot), limit_s) for peer in peers))
-        if any(isinstance(result, TimeoutError) for result in results):
-            raise WorkersLag(f"a worker did not release slot {slot} of {deployment} within {limit_s:g} s")
+        for result in results:
+            if isinstance(result, TimeoutError):
+                raise WorkersLag(f"a worker did not release slot {slot} of {deployment} within {limit_s:g} s")
+            if isinstance(result, CallFailed):
+                raise WorkersLag(f"a worker did not release slot {slot} of {deployment}: {result.fault.detail}")
 
     async def cancel(self, deployment: str, slot: int, worker: int) -> bool:
         """End what this worker computes in the slot. False when it does not even answer."""

@@ -45,6 +45,7 @@ from node_agent.messages import (
     SlotServed,
 )
 from node_agent.refusal import Refusal
+from node_agent.runtime import log
 from node_agent.slots import WorkerGate
 
 SLOTS = (0, 1)
@@ -56,7 +57,11 @@ class Bound(NamedTuple):
 
     label: str
     checksum: str
+    layout_digest: str  # one version may lie elsewhere when it comes again: a module of where it lay before reads other tensors
     instance: Instance
+
+    def is_of(self, record: SlotRecord) -> bool:
+        return (self.label, self.checksum, self.layout_digest) == (record.version, record.checksum, record.layout_digest)
 
 
 class _Deployment:
@@ -68,6 +73,21 @@ class _Deployment:
         self.block = ControlBlock.open(block_path)
         self.gate = WorkerGate(self.block, worker)
         self.slots: dict[int, Bound] = {}
+        self._releases = [0, 0]  # by slot
+
+    def keep(self, slot: int, bound: Bound, releases: int) -> None:
+        """The module of a slot, unless it was released since `releases` were counted. Raises Refusal slot_not_verified then."""
+        self.slots[slot] = bound
+        if self._releases[slot] != releases:  # counted before it is taken away, so one of both threads takes it away
+            self.slots.pop(slot, None)
+            raise Refusal("slot_not_verified", f"slot {slot}", f"{bound.label} until it was bound", "it was released meanwhile", "bind")
+
+    def releases(self, slot: int) -> int:
+        return self._releases[slot]
+
+    def release(self, slot: int) -> None:
+        self._releases[slot] += 1
+        self.slots.pop(slot, None)
 
     def usable(self, slot: int) -> tuple[Bound, SlotRecord] | None:
         """The slot's module and record, if the slot is verified and the module is of that version."""
@@ -77,7 +97,7 @@ class _Deployment:
     def held(self, slot: int) -> tuple[Bound, SlotRecord] | None:
         """As `usable`, also while a block of the slot is being written again."""
         bound, record = self.slots.get(slot), self.record(slot)
-        if bound is None or (record.checksum, record.version) != (bound.checksum, bound.label):
+        if bound is None or not bound.is_of(record):
             return None
         return (bound, record) if record.state is SlotState.VERIFIED or _is_in_repair(record) else None
 
@@ -222,13 +242,14 @@ class Host:
     def release(self, call: Release) -> Reply:
         deployment = self._deployments.get(call.deployment)
         if deployment is not None and call.slot >= 0:
-            deployment.slots.pop(call.slot, None)
+            deployment.release(call.slot)
         elif deployment is not None:
-            self._note_closed(call.deployment, "no slot serves: the memory of its versions is made anew")
             del self._deployments[call.deployment]
-            deployment.slots.clear()
+            for slot in SLOTS:
+                deployment.release(slot)
             gc.collect()  # modules are full of cycles, and their views keep memory that is about to be replaced
             deployment.close()
+            self._note_closed(call.deployment, "no slot serves: the memory of its versions is made anew")
         return Done(call.number)
 
     def derived_of(self, call: CheckDerived) -> tuple[str, ...] | None:
@@ -241,7 +262,7 @@ class Host:
         bound = self._bound(call)
         damage = None if bound is None else bound.instance.check_derived(name)
         if damage is not None and call.ends:
-            self._deployments[call.deployment].slots.pop(call.slot)
+            self._deployments[call.deployment].release(call.slot)
         return damage
 
     def _bound(self, call: CheckDerived) -> Bound | None:
@@ -317,16 +338,29 @@ class Host:
     def _load(self, name: str, slot: int, label: str, checksum: str) -> Bound:
         deployment = self._open(name)
         wanted = Wanted(name, slot, label, checksum)
-        require(deployment.arena, wanted)
-        bound = deployment.slots.get(slot)
-        if bound is not None and (bound.label, bound.checksum) == (label, checksum):
-            bound.instance.check()  # it was warmed when it was bound, and computes with the same bytes: an undo waits for no forward
-            return bound
-        instance = self._loader.load(deployment.arena, wanted).instance
-        instance.warm()
-        bound = Bound(label, checksum, instance)
-        deployment.slots[slot] = bound
+        releases, bound = deployment.releases(slot), deployment.slots.get(slot)
+        if bound is not None and bound.is_of(require(deployment.arena, wanted)) and self._is_sound(name, bound):
+            return bound  # it was warmed when it was bound, and computes with the same bytes: an undo waits for no forward pass
+        deployment.slots.pop(slot, None)
+        try:
+            loaded = self._loader.load(deployment.arena, wanted)
+            loaded.instance.warm()
+        except ValueError as cause:  # closed by the computing thread in between
+            if deployment.releases(slot) == releases:
+                raise
+            raise Refusal("slot_not_verified", f"slot {slot} of {name}", label, "it was released meanwhile", "bind") from cause
+        bound = Bound(label, checksum, loaded.layout_digest, loaded.instance)
+        deployment.keep(slot, bound, releases)
         return bound
+
+    def _is_sound(self, name: str, bound: Bound) -> bool:
+        """One whose own tensors changed is made again: whoever comes back to this version would be refused for ever."""
+        try:
+            bound.instance.check()
+        except Refusal as damage:
+            log.error("derived_damaged", worker=self._worker, deployment=name, version=bound.label, reason=damage.detail)
+            return False
+        return True
 
     def _open(self, name: str) -> _Deployment:
         found = self._deployments.get(name)

@@ -37,6 +37,7 @@ class Wanted(NamedTuple):
 class Loaded(NamedTuple):
     instance: Instance
     manifest: Manifest
+    layout_digest: str  # where the tensors lay that the module is made of
 
 
 class Loader:
@@ -60,7 +61,7 @@ class Loader:
             raise Refusal("files_changed", f"files of {label}", "those of its manifest", fault, "bind")
         views = SlotViews(arena.serving_view(wanted.slot), snapshot.layout)
         instance = self._engines[manifest.engine]().load(self._store.version_dir(wanted.checksum), views, manifest.unbound)
-        return Loaded(instance, manifest)
+        return Loaded(instance, manifest, snapshot.layout.digest)
 
 
 def require(arena: Arena, wanted: Wanted) -> SlotRecord:

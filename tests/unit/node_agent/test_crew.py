@@ -74,7 +74,7 @@ class FakeWorker:
                 held = self.slots[self.active]
                 return Answering(call.number, self.active, held.label, held.checksum)
             case Release():
-                return Done(call.number)
+                return Fault(call.number, 500, self.refuse, "because") if self.refuse else Done(call.number)
             case CheckDerived():
                 if not self.slots:
                     return Fault(call.number, 503, "not_loaded", "because")
@@ -215,6 +215,16 @@ def test_releasing_asks_those_that_are_here(tmp_path: Path) -> None:
         await scene.start(0)
         await scene.crew.release("search", 1)
         assert [(type(call), call.slot) for call in scene.workers[0].calls if isinstance(call, Release)] == [(Release, 1)]
+
+    run(tmp_path, work)
+
+
+def test_a_worker_that_fails_at_a_release_has_released_nothing(tmp_path: Path) -> None:
+    async def work(scene: Scene) -> None:
+        await scene.start(0, 1)
+        scene.workers[1].refuse = "internal"
+        with pytest.raises(WorkersLag, match="a worker did not release slot 1 of search: because"):
+            await scene.crew.release("search", 1)
 
     run(tmp_path, work)
 

@@ -40,6 +40,7 @@ from node_agent.runtime import Runtime
 from node_agent.serving import Staging
 from node_agent.station import Station
 from node_agent.worker import Worker
+from raftmeta.core.errors import RaftmetaError
 from tests.support.agent_memory import NodeMemory
 from tests.support.first_byte import FakeEngine, FakeInstance
 from tests.support.small_version import Version, make_version
@@ -305,8 +306,71 @@ def test_loading_twice_checks_the_module_and_does_not_bind_or_warm_again(scene: 
     scene.load(1, 0)
     assert isinstance(scene.load(1, 0), Loaded)
     assert [made.warmed for made in FakeEngine.made] == [1]
+
+
+def test_a_module_whose_own_tensors_changed_is_made_again_at_the_next_load(scene: Scene) -> None:
+    """Refused, it would stand in the way of every undo to this version until the worker ends."""
+    scene.stage(1, 0)
+    scene.load(1, 0)
     FakeEngine.made[0].moved = True
-    assert code(scene.load(1, 0)) == "derived_changed"
+    assert isinstance(scene.load(1, 0), Loaded)
+    assert [made.warmed for made in FakeEngine.made] == [1, 1]
+    scene.switch(1, 0)
+    FakeEngine.made[0].during = lambda: pytest.fail("the damaged module computes")
+    assert answer(scene.infer()) == ("1.0.0", b"1")
+
+
+def test_a_version_that_lies_elsewhere_when_it_comes_again_is_bound_again(scene: Scene, tmp_path: Path) -> None:
+    """Where a tensor lies depends on what the slot held before."""
+    for number, tensors in ((4, {"a": b"4" * 300, "b": b"b" * 900, "c": b"c" * 300}), (5, {"b": b"z" * 100, "c": b"c" * 300})):
+        scene.versions[number] = make_version(tmp_path / f"v{number}", f"{number}.0.0", tensors)
+        scene.memory.fetch(scene.versions[number])
+    scene.station.make_room(make_version(tmp_path / "v9", "9.0.0", {"a": b"9" * 9000}).manifest)
+    scene.stage(4, 0)
+    scene.load(4, 0)
+    before = scene.station.slot_record(0)
+    scene.stage(5, 0)
+    scene.stage(4, 0)
+    assert scene.station.slot_record(0).layout_digest != before.layout_digest
+    scene.switch(4, 0)
+    assert code(scene.infer()) == "not_loaded", "its module reads where the version lay before"
+    scene.load(4, 0)
+    assert answer(scene.infer()) == ("4.0.0", b"4") and len(FakeEngine.made) == 2
+
+
+def test_a_load_that_a_release_overtook_leaves_no_module_behind(scene: Scene) -> None:
+    scene.stage(1, 0)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(FakeEngine):
+        def load(self, version_dir: Path, views: SlotViews, unbound: Sequence[str]) -> FakeInstance:
+            begun.set()
+            assert goes_on.wait(10)
+            return super().load(version_dir, views, unbound)
+
+    scene.host = Host(0, (scene.memory.root, scene.memory.arena_dir), Loader(scene.memory.store, {"fake": Slow}))
+    replies: list[object] = []
+    loading = threading.Thread(target=lambda: replies.append(scene.load(1, 0)))
+    loading.start()
+    assert begun.wait(10)
+    scene.host.release(Release(1, "search", 0))
+    goes_on.set()
+    loading.join(10)
+    assert code(replies[0]) == "slot_not_verified"
+    assert [item.slots for item in scene.host.served()] == [()]
+    assert isinstance(scene.load(1, 0), Loaded), "the next one is kept"
+
+
+def test_memory_is_let_go_also_where_the_record_of_the_node_cannot_be_read(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.load(1, 0)
+    state = scene.memory.root / "node.state"
+    whole = state.read_bytes()
+    state.write_bytes(whole[:-1] + b"?")
+    with pytest.raises(RaftmetaError):
+        scene.host.release(Release(1, "search", -1))
+    state.write_bytes(whole)
+    assert scene.host.served() == ()
 
 
 def test_a_module_that_fails_to_warm_up_is_not_served(scene: Scene, tmp_path: Path) -> None:
