@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def stub_server(routes: dict[tuple[str, str], Route]) -> Iterator[StubServer]:
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler], make: Callable[[str], StubT]) -> Iterator[StubT]:
     """A server on loopback whose requests `handler` answers from `self.server.stub`, which is made of the server's URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Quiet(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     stub = make(f"http://127.0.0.1:{server.server_address[1]}")
     server.stub = stub  # type: ignore[attr-defined]
@@ -70,6 +71,14 @@ def serving(handler: type[BaseHTTPRequestHandler], make: Callable[[str], StubT])
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+class _Quiet(ThreadingHTTPServer):
+    """A client that is killed in the middle of an answer is what some tests are about."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
