@@ -1,8 +1,9 @@
 """Keeping verdicts with the members: each says of which order it is, and none is recorded that may no longer be true of it.
 
-Each says how old the oldest answer is that it rests on, since reading large memory takes minutes and a process may stand still: its age
-counts from there, not from its record. Not recorded is a verdict whose deployment got another order while it was checked, and one that is
-older than members take. They refuse one whose order is not the current one. A verdict that rests on a quorum is recorded as incomplete.
+Each says how old the oldest reading of memory is that it rests on, since reading takes minutes, may be of another day where the caller
+allows it, and a process may stand still: its age counts from there, not from its record. Not recorded is a verdict whose deployment got
+another order while it was checked, and one that is older than members take. They refuse one whose order is not the current one. A verdict
+that rests on a quorum is recorded as incomplete.
 What cannot be recorded is told; the verdict stands even then.
 """
 
@@ -51,9 +52,9 @@ async def record(
     for first in range(0, len(pending), BATCH):
         batch = pending[first : first + BATCH]
         passed_ms = math.ceil((clock() - given_s) * 1000)
-        aged = [(item, passed_ms + (item.oldest_answer_ms or 0)) for item in batch]
+        aged = [(item, passed_ms + (item.oldest_proof_ms or 0)) for item in batch]
         late = sorted(item.deployment for item, age_ms in aged if age_ms > MAX_ANSWER_AGE_MS)
-        why += [f"{name}: an answer that the verdict rests on is older than {report.duration(MAX_ANSWER_AGE_MS)}" for name in late]
+        why += [f"{name}: memory that the verdict rests on was read more than {report.duration(MAX_ANSWER_AGE_MS)} ago" for name in late]
         why += await _recorded(recorder, [(item, age_ms) for item, age_ms in aged if age_ms <= MAX_ANSWER_AGE_MS])
     return tuple(why)
 

@@ -156,7 +156,7 @@ def _forms(body: VerdictBody) -> _Forms:
 
 
 def basis_of(body: VerdictBody) -> Basis | None:
-    """As it was given, else as the report has it; None when it has not all of it. Raises RaftmetaError bad_field for an age that is no number."""
+    """As it was given, else as the report has it; None when it has not all of it. Raises RaftmetaError bad_field like `_age_of`."""
     given: BasisBody | None = body.basis
     if given is not None:
         return Basis(given.generation, given.order_revision, given.version, given.started_revision, given.node_count, given.age_ms)
