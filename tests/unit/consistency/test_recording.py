@@ -122,6 +122,27 @@ def test_one_verdict_that_members_refuse_takes_no_other_along() -> None:
     assert len(asyncio.run(record(Refusing(), many))) == 100 and requests == [100]
 
 
+def test_what_is_sent_once_more_without_the_others_has_grown_older_meanwhile() -> None:
+    fleet, now = FakeFleet(), [100.0]
+    made = msgspec.structs.replace(verdict_of(fleet), oldest_proof_ms=MAX_ANSWER_AGE_MS - 100_000)
+    sent: dict[str, list[float]] = {}
+
+    class Slow:
+        async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
+            for item in items:
+                sent.setdefault(item["deployment"], []).append(item["basis"]["age_ms"] - made.oldest_proof_ms - 1000 * (now[0] - 100))
+            now[0] += 30
+            if len(items) > 1:
+                raise RaftmetaError("bad_json", "because")
+            return await fleet.record_verdicts(items)
+
+    many = [msgspec.structs.replace(made, deployment=name) for name in ("d1", "d2", "d3", "d4")]
+    why = asyncio.run(record(Slow(), many, 100.0, lambda: now[0]))
+    assert {gap for gaps in sent.values() for gap in gaps} == {0.0}
+    assert [name for name, _, _ in fleet.recorded] == ["d1", "d2"]
+    assert why == tuple(f"{name}: memory that the verdict rests on was read more than 744 h ago" for name in ("d3", "d4"))
+
+
 @pytest.mark.parametrize("body", [{}, {"items": ["x"]}, {"items": None}, {"items": [{"code": 5}]}])
 def test_an_answer_of_another_form_counts_as_not_recorded(body: dict[str, Any]) -> None:
     made = verdict_of(FakeFleet())
