@@ -39,6 +39,7 @@ NO_ROUTE = "not_found"  # what a node of an earlier build says to the question f
 class _Heard(NamedTuple):
     body: bytes
     left_s: float  # when the question left, monotonic
+    taken_s: float  # by the node
 
     def took_ms(self) -> int:
         """Since the question left."""
@@ -142,8 +143,8 @@ class HttpAgents:
     async def _get(self, url: str, deployment: str, params: Mapping[str, str], limit: int = MAX_ANSWER_BYTES) -> _Heard:
         """ "" as the deployment: all of the node."""
         path = f"/{quote(deployment, safe='')}" if deployment else ""
-        body, took_s = await self._http.ask_timed(Request("GET", url, f"/raftmeta/v1/vector{path}", limit, params))
-        return _Heard(body, time.monotonic() - took_s)
+        told = await self._http.ask_timed(Request("GET", url, f"/raftmeta/v1/vector{path}", limit, params))
+        return _Heard(told.body, time.monotonic() - told.passed_s, told.taken_s)
 
 
 def _aged(item: NodeVector | AgentFault, heard: _Heard | None, is_read_now: bool) -> NodeVector | AgentFault:
