@@ -121,7 +121,8 @@ class HttpAgents:
         """SHA-256 of the tensors behind this name, as many as the node gives at once."""
         params = {"sha256": "1", "wait_s": self._wait_s()} | ({"after": after} if after else {})
         heard = await self._get(url, deployment, params)
-        return msgspec.convert(decode(heard.body, DigestsAnswer), DigestPage, from_attributes=True)
+        page = msgspec.convert(decode(heard.body, DigestsAnswer), DigestPage, from_attributes=True)
+        return msgspec.structs.replace(page, taken_s=heard.taken_s)
 
     async def blocks(self, url: str, deployment: str, tensor: str, size_bytes: int, published: bool = False) -> Words:
         """The block checks of one tensor of this size in memory, or as they were published."""

@@ -122,7 +122,8 @@ class _Preconditions:
     async def require(self, to: str) -> None:
         """Raises RaftmetaError failover_refused with all that speaks against it, or what the check found."""
         name = self.options.deployment
-        (verdict,), given_s = await Checker(self.client, self.agents, Limits(), self.progress.say).judged([name])
+        checker = Checker(self.client, self.agents, Limits(), self.progress.say, question_s=self.options.node_timeout)
+        (verdict,), given_s = await checker.judged([name])
         unrecorded = await record(self.client, [verdict], given_s)
         if verdict.verdict != CONSISTENT or unrecorded:
             found = "; ".join(unrecorded) or f"{verdict.verdict}, `raftmeta check {name}` says why"
