@@ -39,6 +39,7 @@ NO_ROUTE = "not_found"  # what a node of an earlier build says to the question f
 class _Heard(NamedTuple):
     body: bytes
     left_s: float  # when the question left, monotonic
+    taken_s: float  # by the node
 
     def took_ms(self) -> int:
         """Since the question left."""
@@ -120,7 +121,8 @@ class HttpAgents:
         """SHA-256 of the tensors behind this name, as many as the node gives at once."""
         params = {"sha256": "1", "wait_s": self._wait_s()} | ({"after": after} if after else {})
         heard = await self._get(url, deployment, params)
-        return msgspec.convert(decode(heard.body, DigestsAnswer), DigestPage, from_attributes=True)
+        page = msgspec.convert(decode(heard.body, DigestsAnswer), DigestPage, from_attributes=True)
+        return msgspec.structs.replace(page, taken_s=heard.taken_s)
 
     async def blocks(self, url: str, deployment: str, tensor: str, size_bytes: int, published: bool = False) -> Words:
         """The block checks of one tensor of this size in memory, or as they were published."""
@@ -142,8 +144,8 @@ class HttpAgents:
     async def _get(self, url: str, deployment: str, params: Mapping[str, str], limit: int = MAX_ANSWER_BYTES) -> _Heard:
         """ "" as the deployment: all of the node."""
         path = f"/{quote(deployment, safe='')}" if deployment else ""
-        body, took_s = await self._http.ask_timed(Request("GET", url, f"/raftmeta/v1/vector{path}", limit, params))
-        return _Heard(body, time.monotonic() - took_s)
+        told = await self._http.ask_timed(Request("GET", url, f"/raftmeta/v1/vector{path}", limit, params))
+        return _Heard(told.body, time.monotonic() - told.passed_s, told.taken_s)
 
 
 def _aged(item: NodeVector | AgentFault, heard: _Heard | None, is_read_now: bool) -> NodeVector | AgentFault:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -24,8 +24,11 @@ T = TypeVar("T")
 MAX_ENTRIES = 4  # answers with entries at the same time, each of up to 64 MiB
 MAX_TRIES = 16  # nodes with one root that are asked for its entries
 MAX_PUBLISHERS = 8  # nodes that are asked for what was published of one tensor
+MAX_BLOCKS = 8  # answers with block checks at the same time
 MAX_DEEP = 8  # nodes whose digests are compared at the same time
-MAX_FURTHER_PAGES = 1_000  # beyond one for each tensor, of a node that tells of others
+CLOSER_QUESTIONS = 8  # one after the other, of full length, that fit into the time for entries and blocks of one deployment
+# What nodes compute digests of for one question. For all of them a node has the time of as many questions as that makes.
+PAGE_BYTES, PAGE_TENSORS = 1 << 30, 4_096
 
 
 class Agents(Protocol):
@@ -38,6 +41,28 @@ class Agents(Protocol):
 
 
 @dataclass(frozen=True)
+class Patience:
+    """With the nodes of one deployment: no other's verdict is given before they were asked."""
+
+    question_s: float  # the longest that a node may take for one
+    clock: Callable[[], float]
+    until_s: float  # by the clock; where tensors and blocks differ is not asked any more then
+
+    @classmethod
+    def from_now(cls, question_s: float, clock: Callable[[], float]) -> Patience:
+        return cls(question_s, clock, clock() + CLOSER_QUESTIONS * question_s)
+
+    @property
+    def is_over(self) -> bool:
+        return self.clock() >= self.until_s
+
+    def digests_s(self, tensors: Mapping[str, TensorSpec]) -> float:
+        """For all digests of a node."""
+        size_bytes = sum(spec.size_bytes for spec in tensors.values())
+        return self.question_s * (1 + size_bytes / PAGE_BYTES + len(tensors) / PAGE_TENSORS)
+
+
+@dataclass(frozen=True)
 class Asking:
     """About one deployment whose manifest is at hand."""
 
@@ -45,6 +70,8 @@ class Asking:
     urls: Mapping[str, str]  # node -> where it listens
     target: Target
     tensors: Mapping[str, TensorSpec]  # the whole manifest's
+    patience: Patience
+    _block_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_BLOCKS), init=False)
 
     async def entries(self, answers: Sequence[Answer], groups: Sequence[Sequence[str]]) -> list[Answer]:
         """With the differences of the nodes of these groups; of a group one node is asked, others only while that was of no use."""
@@ -54,13 +81,15 @@ class Asking:
         async def one(group: Sequence[str]) -> None:
             shared: Difference | None = None
             for tries, node in enumerate(group):
-                if shared is None and tries < MAX_TRIES:
+                if shared is not None:
+                    by_node[node] = msgspec.structs.replace(by_node[node], difference=shared)
+                elif tries < MAX_TRIES:
                     async with turn:
+                        if self.patience.is_over:
+                            return
                         answer = by_node[node] = await self._entries(by_node[node])
                     seen = answer.difference
                     shared = seen if seen is not None and answer.vector is not None and seen.root == answer.vector.vector_root else None
-                elif shared is not None:
-                    by_node[node] = msgspec.structs.replace(by_node[node], difference=shared)
 
         await all_of(one(group) for group in groups)
         return list(by_node.values())
@@ -110,10 +139,13 @@ class Asking:
     async def _block(self, node: str, tensor: str, entry: str, published: bool = False) -> Words | None:
         """None as well for what does not hash to the entry: it says nothing, and is not kept."""
         spec = self.tensors[tensor]
-        try:
-            checks = await self.agents.blocks(self.urls[node], self.target.deployment, tensor, spec.size_bytes, published)
-        except AgentFault:
-            return None
+        async with self._block_turn:
+            if self.patience.is_over:
+                return None
+            try:
+                checks = await self.agents.blocks(self.urls[node], self.target.deployment, tensor, spec.size_bytes, published)
+            except AgentFault:
+                return None
         return checks if weights.hash_to(spec, checks) == entry else None
 
     async def digests(self, answers: Sequence[Answer], say: Callable[[str], None]) -> list[Answer]:
@@ -133,7 +165,8 @@ class Asking:
         pending = set(self.tensors)
         wrong: list[tuple[str, str]] = []
         wrong_total, after = 0, ""
-        for _ in range(len(self.tensors) + MAX_FURTHER_PAGES):
+        allowed_s, taken_s = self.patience.digests_s(self.tensors), 0.0
+        for _ in range(len(self.tensors) + 1):  # a page with more behind it tells of one at least
             try:
                 page = await self.agents.digests(self.urls[seen.node], self.target.deployment, after)
             except AgentFault as fault:
@@ -149,6 +182,15 @@ class Asking:
                 break
             if page.following <= after:
                 return msgspec.structs.replace(answer, code="bad_answer", detail=f"its digests go in circles at {after[:200]!r}")
+            taken_s += page.taken_s
+            if not told:
+                detail = f"a page of its digests, with more behind it, tells of no tensor that is missing, after {after[:200]!r}"
+                return msgspec.structs.replace(answer, code="bad_answer", detail=detail)
+            if taken_s > allowed_s:
+                detail = (
+                    f"it told the digests of {len(self.tensors) - len(pending)} of {len(self.tensors)} tensors within {allowed_s:.0f} s"
+                )
+                return msgspec.structs.replace(answer, code="timed_out", detail=detail)
             after = page.following
         digested = Digested(tuple(wrong), wrong_total)
         if pending:

@@ -16,7 +16,7 @@ import msgspec
 
 from consistency import compare, target, weights
 from consistency.agent_answers import AgentFault
-from consistency.asking import Agents, Asking, all_of
+from consistency.asking import Agents, Asking, Patience, all_of
 from consistency.clock import boottime
 from consistency.findings import Answer, Limits, NodePlace, NodeVector, Target, Verdict
 from consistency.scene import Scene
@@ -71,6 +71,7 @@ class Checker:
     say: Callable[[str], None] = _quiet  # told what is being done
     hear_s: float = HEAR_S  # how long a node that no member has heard of is waited for
     clock: Callable[[], float] = boottime  # seconds, for how old an answer is at the verdict
+    question_s: float = 60.0  # the longest that a node may take for one: how long many may take follows from it
 
     async def check(self, names: Sequence[str]) -> list[Verdict]:
         """A verdict for each deployment, in the order of the names; of all deployments when none is named."""
@@ -120,7 +121,7 @@ class _Round:
 
     def __init__(self, checker: Checker, urls: Mapping[str, str], listed: Mapping[str, Listed], chosen: Sequence[str]) -> None:
         self._members, self._agents, self._limits, self._say = checker.members, checker.agents, checker.limits, checker.say
-        self._read, self._clock = checker._read, checker.clock
+        self._read, self._clock, self._question_s = checker._read, checker.clock, checker.question_s
         self._urls = urls
         self._listed = listed
         self._chosen = chosen
@@ -204,7 +205,7 @@ class _Round:
         async with self._manifests:
             manifest = await self._members.get_manifest(wanted.model, wanted.version)
             tensors = target.tensors_of(manifest, wanted)
-            asking = Asking(self._agents, self._urls, wanted, tensors)
+            asking = Asking(self._agents, self._urls, wanted, tensors, Patience.from_now(self._question_s, self._clock))
             if groups:
                 self._say(f"{name}: {sum(map(len, groups))} of {len(answers)} nodes differ; asking which tensors")
                 answers = await asking.entries(answers, groups)

@@ -22,7 +22,7 @@ from consistency import drill, files
 from consistency.agents import HttpAgents
 from consistency.collect import Checker
 from consistency.drill import Drill
-from consistency.drill_moves import Rehearsal
+from consistency.drill_moves import Rehearsal, side_of
 from consistency.drill_run import OTHER, Load
 from consistency.findings import CONSISTENT, Limits
 from consistency.live_agents import LiveAgents
@@ -80,7 +80,7 @@ async def _work(options: DrillOptions, progress: output.Progress) -> Drill:
     async with options.connect(progress.say) as client, NodeHttp(http) as nodes, HttpAgents(http) as checked:
         agents = LiveAgents(nodes, options.node_timeout, probes=False)
         deployment, sides = await seen_by_members(client, options.deployment)
-        serving = str((await client.get_deployment(options.deployment))["serving_side"])
+        serving = side_of(await client.get_deployment(options.deployment))
         manifest = await manifest_of(client, deployment.model, deployment.version)
         questions, _ = await questions_for(options, sides, agents, manifest)
         urls = {"primary": sides.primary, "standby": sides.standby}
@@ -122,8 +122,9 @@ class _Preconditions:
     async def require(self, to: str) -> None:
         """Raises RaftmetaError failover_refused with all that speaks against it, or what the check found."""
         name = self.options.deployment
-        (verdict,) = await Checker(self.client, self.agents, Limits(), self.progress.say).check([name])
-        unrecorded = await record(self.client, [verdict])
+        checker = Checker(self.client, self.agents, Limits(), self.progress.say, question_s=self.options.node_timeout)
+        (verdict,), given_s = await checker.judged([name])
+        unrecorded = await record(self.client, [verdict], given_s)
         if verdict.verdict != CONSISTENT or unrecorded:
             found = "; ".join(unrecorded) or f"{verdict.verdict}, `raftmeta check {name}` says why"
             raise RaftmetaError("failover_refused", f"the check before it: {found}")

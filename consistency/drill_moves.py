@@ -91,8 +91,10 @@ class Rehearsal:
             if error.code != "unknown_outcome":
                 self._unknown_to = ""
             raise
+        # Before the reply is understood it is not known what is decided: the way back is open until the move stands.
+        order = _revision_of(decided)
+        self.moves.append(Move(to, OTHER[to], asked_s, time.monotonic(), order))
         self._unknown_to = ""
-        self.moves.append(Move(to, OTHER[to], asked_s, time.monotonic(), int(decided["order_revision"])))
 
     # --- the end
 
@@ -118,8 +120,8 @@ class Rehearsal:
                 await asyncio.sleep(self.pause_s)
             try:
                 seen = await self.members.get_deployment(self.load.deployment)
-                if seen["serving_side"] != self.first:
-                    if not self._unknown_to and not (self.moves and seen["order_revision"] == self.moves[-1].order_revision):
+                if side_of(seen) != self.first:
+                    if not self._unknown_to and not (self.moves and _revision_of(seen) == self.moves[-1].order_revision):
                         return "somebody else gave an order since"
                     await self._move(self.first)
                 elif self._unknown_to == OTHER[self.first]:  # that may still come
@@ -134,7 +136,7 @@ class Rehearsal:
     async def _who_serves(self, why: str, against: str) -> str:
         wanted = OTHER[self.first] if self.stay else self.first
         try:
-            now = str((await self.members.get_deployment(self.load.deployment))["serving_side"])
+            now = side_of(await self.members.get_deployment(self.load.deployment))
         except RaftmetaError as error:
             told = "; ".join(filter(None, (why, against, f"the members do not say which side serves: {error}")))
             return f"{told}; `raftmeta status` shows it; to go back: {self.command_back}"
@@ -153,6 +155,22 @@ class Rehearsal:
         if self._deciding is not None:
             await asyncio.wait({self._deciding})
             _fault(self._deciding)  # whoever waited for it was told; nobody else has to be
+
+
+def side_of(reply: Mapping[str, Any]) -> str:
+    """That serves. Raises RaftmetaError."""
+    side = reply.get("serving_side")
+    if side not in OTHER:
+        raise RaftmetaError("internal", f"a member's reply has {str(side)[:40]!r} as its serving_side, expected one of {', '.join(OTHER)}")
+    return str(side)
+
+
+def _revision_of(reply: Mapping[str, Any]) -> int:
+    """Of the last order. Raises RaftmetaError."""
+    revision = reply.get("order_revision")
+    if type(revision) is not int:
+        raise RaftmetaError("internal", f"a member's reply has {str(revision)[:40]!r} as its order_revision, expected a whole number")
+    return revision
 
 
 async def _any(stop: asyncio.Event, *tasks: asyncio.Task[Any]) -> None:

@@ -111,6 +111,7 @@ class DigestPage(msgspec.Struct, frozen=True):
     epoch: int
     sha256: dict[str, str]
     following: str  # the last name here when more follow, "" at the end
+    taken_s: float = 0.0  # by the node, to answer
 
     @property
     def identity(self) -> tuple[str, str, int | str, int]:

@@ -166,7 +166,8 @@ async def _work(options: CheckOptions, names: list[str], progress: output.Progre
     async with options.connect(progress.say) as client, HttpAgents(agent_options) as agents:
         members: Members = client
         try:
-            verdicts, given_s = await Checker(members, agents, options.limits, progress.say).judged(names)
+            checker = Checker(members, agents, options.limits, progress.say, question_s=options.node_timeout)
+            verdicts, given_s = await checker.judged(names)
         except NotDeclared:
             raise
         except RaftmetaError as error:  # of the members, whatever they call it: the command line is not at fault

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
@@ -32,6 +31,8 @@ FENCED = "fenced"
 
 LARGE_BYTES = 1 << 20
 MAX_LARGE = 4  # answers beyond that which are read at once: many nodes that say much must not fill this machine's memory
+LARGE_BYTES_PER_S = 256 << 10  # that such an answer must bring: others wait for its place, and it lies ready at the node by then
+LARGE_STALL_S = 10.0  # for which it may bring nothing, after it kept to that until then
 
 
 class _Problem(msgspec.Struct, frozen=True):
@@ -61,6 +62,61 @@ class Request(NamedTuple):
     content: bytes | None = None
     timeout_s: float | None = None  # None: as the options say
     is_probe: bool = False  # to be answered by the side that does not serve too
+
+
+class Told(NamedTuple):
+    body: bytes
+    passed_s: float  # since the question left
+    taken_s: float  # of these, what the node took: the rest was waiting for a turn here
+
+
+class _Deadline:
+    """Of one question. It stands still while that waits for its turn, and comes earlier where that holds others up."""
+
+    def __init__(self, scope: asyncio.Timeout) -> None:
+        self._scope = scope
+        self._clock = asyncio.get_running_loop().time
+        self.began_s = self._clock()
+        self.waited_s = 0.0
+        self._pace: _Pace | None = None
+
+    def missed(self, timeout_s: float) -> str:
+        if self._pace is not None and self._pace.comes_first:
+            return f"was slower than {LARGE_BYTES_PER_S >> 10} KiB/s with a large answer, by {LARGE_STALL_S:g} s"
+        return f"did not answer within {timeout_s:g} s"
+
+    def told(self, body: bytes) -> Told:
+        passed_s = self._clock() - self.began_s
+        return Told(body, passed_s, passed_s - self.waited_s)
+
+    @asynccontextmanager
+    async def turn(self, places: asyncio.Semaphore) -> AsyncIterator[_Pace]:
+        since_s, end_s = self._clock(), self._scope.when()
+        self._scope.reschedule(None)
+        async with places:
+            waited_s = self._clock() - since_s
+            self.waited_s += waited_s
+            self._pace = _Pace(self._scope, self._clock() + LARGE_STALL_S, None if end_s is None else end_s + waited_s)
+            yield self._pace
+
+
+class _Pace:
+    """Ends what holds a place and is slower than it may be."""
+
+    def __init__(self, scope: asyncio.Timeout, until_s: float, end_s: float | None) -> None:
+        self._scope, self._until_s, self._end_s = scope, until_s, float("inf") if end_s is None else end_s
+        self._clock = asyncio.get_running_loop().time
+        self.came(0)
+
+    def came(self, size_bytes: int) -> None:
+        """What comes early counts for LARGE_STALL_S and no more, so that nobody holds a place for long with what came at once."""
+        self._until_s = min(self._clock() + LARGE_STALL_S, self._until_s + size_bytes / LARGE_BYTES_PER_S)
+        self._scope.reschedule(min(self._until_s, self._end_s))
+
+    @property
+    def comes_first(self) -> bool:
+        """Before the end of the question."""
+        return self._until_s < self._end_s
 
 
 class NodeHttp:
@@ -108,26 +164,27 @@ class NodeHttp:
 
     async def ask(self, request: Request) -> bytes:
         """The body of the answer, at most `limit` bytes. Raises AgentFault."""
-        return (await self.ask_timed(request))[0]
+        return (await self.ask_timed(request)).body
 
-    async def ask_timed(self, request: Request) -> tuple[bytes, float]:
-        """The body of the answer, and how many seconds passed from the moment at which the question left. Raises AgentFault."""
+    async def ask_timed(self, request: Request) -> Told:
+        """Raises AgentFault."""
         address = _checked(request.url, self._options.token)
         timeout_s = request.timeout_s or self._options.timeout_s
         async with self._turn:
-            began = time.monotonic()
+            scope = asyncio.timeout(timeout_s)
+            deadline = _Deadline(scope)
             try:
-                async with asyncio.timeout(timeout_s):
-                    return await self._send(address, request), time.monotonic() - began
+                async with scope:
+                    return deadline.told(await self._send(address, request, deadline))
             except TimeoutError as cause:
-                raise AgentFault("timed_out", f"{address} did not answer within {timeout_s:g} s") from cause
+                raise AgentFault("timed_out", f"{address} {deadline.missed(timeout_s)}") from cause
             except (httpx.HTTPError, ValueError) as cause:  # ValueError: a host name that cannot be encoded
                 untrusted = _certificate_fault(cause)
                 if untrusted:
                     raise AgentFault("untrusted", f"{address}: its certificate is not trusted here: {untrusted}") from cause
                 raise AgentFault("unreachable", f"{address}: {str(cause) or type(cause).__name__}") from cause
 
-    async def _send(self, address: str, asked: Request) -> bytes:
+    async def _send(self, address: str, asked: Request, deadline: _Deadline) -> bytes:
         headers = {"authorization": f"Bearer {self._options.token}"} if self._options.token else {}
         if asked.content is not None:
             headers["content-type"] = "application/json"
@@ -140,22 +197,26 @@ class NodeHttp:
         ) as response:
             _require_plain(response)
             if response.status_code in (200, 202):
-                return await self._read(response, asked.limit)
-            raise _refusal(response, await self._read(response, MAX_PROBLEM_BYTES))
+                return await self._read(response, asked.limit, deadline)
+            raise _refusal(response, await self._read(response, MAX_PROBLEM_BYTES, deadline))
 
-    async def _read(self, response: httpx.Response, limit: int) -> bytes:
+    async def _read(self, response: httpx.Response, limit: int, deadline: _Deadline) -> bytes:
         """What is beyond LARGE_BYTES waits for its turn at the node's end of the connection."""
-        parts = bytearray()
-        async with AsyncExitStack() as turn:
-            is_large = False
-            async for part in response.aiter_bytes():
-                parts += part
-                if len(parts) > limit:
-                    raise AgentFault("bad_answer", f"the answer exceeds {limit} bytes")
-                if len(parts) > LARGE_BYTES and not is_large:
-                    is_large = True
-                    await turn.enter_async_context(self._large)
+        parts, coming = bytearray(), response.aiter_bytes()
+        async for part in coming:
+            _add(parts, part, limit)
+            if len(parts) > LARGE_BYTES:
+                async with deadline.turn(self._large) as pace:
+                    async for further in coming:
+                        _add(parts, further, limit)
+                        pace.came(len(further))
         return bytes(parts)
+
+
+def _add(parts: bytearray, part: bytes, limit: int) -> None:
+    parts += part
+    if len(parts) > limit:
+        raise AgentFault("bad_answer", f"the answer exceeds {limit} bytes")
 
 
 def _require_plain(response: httpx.Response) -> None:

@@ -1,8 +1,9 @@
 """Keeping verdicts with the members: each says of which order it is, and none is recorded that may no longer be true of it.
 
-Each says how old the oldest answer is that it rests on, since reading large memory takes minutes and a process may stand still: its age
-counts from there, not from its record. Not recorded is a verdict whose deployment got another order while it was checked, and one that is
-older than members take. They refuse one whose order is not the current one. A verdict that rests on a quorum is recorded as incomplete.
+Each says how old the oldest reading of memory is that it rests on, since reading takes minutes, may be of another day where the caller
+allows it, and a process may stand still: its age counts from there, not from its record. Not recorded is a verdict whose deployment got
+another order while it was checked, and one that is older than members take. They refuse one whose order is not the current one. A verdict
+that rests on a quorum is recorded as incomplete.
 What cannot be recorded is told; the verdict stands even then.
 """
 
@@ -45,31 +46,41 @@ async def record(
     recorder: Recorder, verdicts: Sequence[Verdict], given_s: float | None = None, clock: Callable[[], float] = boottime
 ) -> tuple[str, ...]:
     """Why verdicts were not recorded. `given_s`: when they were given, by the clock."""
-    given_s = clock() if given_s is None else given_s
+    since_s = clock() if given_s is None else given_s
+
+    def age_ms(item: Verdict) -> int:
+        return math.ceil((clock() - since_s) * 1000) + (item.oldest_proof_ms or 0)
+
     why = [f"{item.deployment}: it got another order while it was checked" for item in verdicts if item.moved]
     pending = [item for item in verdicts if not item.moved]
     for first in range(0, len(pending), BATCH):
-        batch = pending[first : first + BATCH]
-        passed_ms = math.ceil((clock() - given_s) * 1000)
-        aged = [(item, passed_ms + (item.oldest_answer_ms or 0)) for item in batch]
-        late = sorted(item.deployment for item, age_ms in aged if age_ms > MAX_ANSWER_AGE_MS)
-        why += [f"{name}: an answer that the verdict rests on is older than {report.duration(MAX_ANSWER_AGE_MS)}" for name in late]
-        why += await _recorded(recorder, [(item, age_ms) for item, age_ms in aged if age_ms <= MAX_ANSWER_AGE_MS])
+        why += await _recorded(recorder, pending[first : first + BATCH], age_ms)
     return tuple(why)
 
 
-async def _recorded(recorder: Recorder, batch: Sequence[tuple[Verdict, int]]) -> list[str]:
-    """Of verdicts with their ages in ms."""
-    if not batch:
-        return []
-    items = [_item(item, age_ms) for item, age_ms in batch]
+async def _recorded(recorder: Recorder, batch: Sequence[Verdict], age_ms: Callable[[Verdict], int]) -> list[str]:
+    """`age_ms`: of a verdict now. It is asked before each request, because those before it took their time."""
+    aged = [(item, age_ms(item)) for item in batch]
+    late = sorted(item.deployment for item, age in aged if age > MAX_ANSWER_AGE_MS)
+    why = [f"{name}: memory that the verdict rests on was read more than {report.duration(MAX_ANSWER_AGE_MS)} ago" for name in late]
+    young = [(item, age) for item, age in aged if age <= MAX_ANSWER_AGE_MS]
+    if not young:
+        return why
     try:
-        told = msgspec.convert(dict(await recorder.record_verdicts(items)), _Answer).items
+        return why + _refused(await recorder.record_verdicts([_item(item, age) for item, age in young]), young)
     except RaftmetaError as error:
-        if len(batch) > 1 and error.code in _OF_ONE_ITEM:
-            half = len(batch) // 2
-            return await _recorded(recorder, batch[:half]) + await _recorded(recorder, batch[half:])
-        return [f"{item.deployment}: {error}" for item, _ in batch]
+        if len(young) > 1 and error.code in _OF_ONE_ITEM:
+            half = len(young) // 2
+            for part in (young[:half], young[half:]):
+                why += await _recorded(recorder, [item for item, _ in part], age_ms)
+            return why
+        return why + [f"{item.deployment}: {error}" for item, _ in young]
+
+
+def _refused(reply: Reply, batch: Sequence[tuple[Verdict, int]]) -> list[str]:
+    """Why members did not take some of these."""
+    try:
+        told = msgspec.convert(dict(reply), _Answer).items
     except msgspec.ValidationError as cause:
         return [f"{item.deployment}: a member's answer is not what became of verdicts: {cause}" for item, _ in batch]
     if len(told) != len(batch):

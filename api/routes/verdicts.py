@@ -156,7 +156,7 @@ def _forms(body: VerdictBody) -> _Forms:
 
 
 def basis_of(body: VerdictBody) -> Basis | None:
-    """As it was given, else as the report has it; None when it has not all of it."""
+    """As it was given, else as the report has it; None when it has not all of it. Raises RaftmetaError bad_field like `_age_of`."""
     given: BasisBody | None = body.basis
     if given is not None:
         return Basis(given.generation, given.order_revision, given.version, given.started_revision, given.node_count, given.age_ms)
@@ -166,8 +166,21 @@ def basis_of(body: VerdictBody) -> Basis | None:
     version = report.get("version")
     if len(whole) < len(numbers) or not isinstance(version, str):
         return None
-    age = report.get("oldest_answer_ms")
-    return Basis(whole[0], whole[1], version, whole[2], whole[3], age if type(age) is int and 0 <= age <= MAX_ANSWER_AGE_MS else 0)
+    return Basis(whole[0], whole[1], version, whole[2], whole[3], _age_of(report))
+
+
+def _age_of(report: Mapping[str, Any]) -> int:
+    """In ms, of the oldest reading that is told of, else of the oldest answer; 0 of a report that tells of none, like one of no node.
+
+    A number that is out of bounds is handed on: it is refused like one in a basis. Raises RaftmetaError bad_field for what is no number.
+    """
+    told = {name: report[name] for name in ("oldest_proof_ms", "oldest_answer_ms") if report.get(name) is not None}
+    for name, age_ms in told.items():
+        if type(age_ms) is not int or abs(age_ms) > MAX_NUMBER:
+            raise RaftmetaError("bad_field", f"{name} of the report is {str(age_ms)[:40]!r}, expected a whole number of milliseconds")
+        if not 0 <= age_ms <= MAX_ANSWER_AGE_MS:
+            return age_ms
+    return max(told.values(), default=0)
 
 
 def summary_of(report: Mapping[str, Any]) -> str:

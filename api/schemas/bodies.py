@@ -128,7 +128,7 @@ class BasisBody(Sent, frozen=True):
     version: LabelOrNone
     started_revision: Count  # at which the check read the deployment first
     node_count: Count  # nodes whose memory was seen
-    age_ms: Annotated[int, Meta(ge=0, le=MAX_ANSWER_AGE_MS)] = 0  # since the first of the answers that it rests on came
+    age_ms: Annotated[int, Meta(ge=0, le=MAX_ANSWER_AGE_MS)] = 0  # since the oldest reading of memory that it rests on began
 
 
 class VerdictBody(Sent, frozen=True):

@@ -196,7 +196,7 @@ class Rollout(Record, frozen=True):
     switched_ms: int = 0
 
 
-MAX_ANSWER_AGE_MS = 86_400_000  # a check takes no day
+MAX_ANSWER_AGE_MS = 31 * 86_400_000  # thirty days that `raftmeta check --max-age` takes, and one that no check takes
 
 
 class Basis(Record, frozen=True):
@@ -207,7 +207,7 @@ class Basis(Record, frozen=True):
     version: str
     started_revision: int  # at which the check read the deployment first
     node_count: int  # nodes whose memory was seen
-    age_ms: int = 0  # since the first of the answers that it rests on came, by the checker's clock, when it was sent to be recorded
+    age_ms: int = 0  # since the oldest reading of memory that it rests on began, when it was sent to be recorded
 
 
 class Verdict(Record, frozen=True):
@@ -223,7 +223,7 @@ class Verdict(Record, frozen=True):
     summary: str = ""  # a line of the report, for when that is no longer kept
 
     def age_ms(self, now_ms: int) -> int:
-        """Of the oldest answer that it rests on, by the cluster's clock; of a checker that did not say it, of the record."""
+        """Of the oldest reading that it rests on, by the cluster's clock; of a checker that did not say it, of the record."""
         return now_ms - self.recorded_ms + (0 if self.basis is None else self.basis.age_ms)
 
 

@@ -19,7 +19,7 @@ from tests.support.fake_fleet import DEPLOYMENT, FakeAgents, FakeFleet
 
 
 def verdict_of(fleet: FakeFleet) -> Verdict:
-    return asyncio.run(Checker(fleet, FakeAgents(fleet), Limits()).check([]))[0]
+    return asyncio.run(Checker(fleet, FakeAgents(fleet), Limits(), clock=lambda: 0.0).check([]))[0]
 
 
 def body_of(made: Verdict) -> VerdictBody:
@@ -34,6 +34,6 @@ def test_a_report_says_what_it_is_of(silent: bool) -> None:
         fleet.nodes_by_name["b1"].fault = AgentFault("unreachable", "because")
     body = body_of(verdict_of(fleet))
     assert body.verdict in VERDICTS and body.basis is None
-    assert basis_of(body) == Basis(2, 700, "v1", 812, 1 if silent else 2)
+    assert basis_of(body) == Basis(2, 700, "v1", 812, 1 if silent else 2, fleet.nodes_by_name["a1"].age_ms)
     assert summary_of(body.report).startswith(f"0 findings; {1 if silent else 2} nodes seen")
     assert ("unreachable b1" in summary_of(body.report)) == silent

@@ -13,7 +13,7 @@ from api.routes.verdicts import MAX_BATCH_KEY, summary_of
 from api.schemas.bodies import MAX_BATCH, MAX_REPORT_BYTES
 from raftmeta.core.commands import Body, RaiseFeatureLevel
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.types import Outcome
+from raftmeta.core.types import MAX_ANSWER_AGE_MS, Outcome
 from raftmeta.log.ticket import Ticket
 from tests.support.fake_log import FakeLog, FakeMember
 from tests.unit.api.harness import DEPLOYMENT, Api, api, basis, run
@@ -61,6 +61,42 @@ def test_a_verdict_that_does_not_say_all_that_it_is_of_is_refused(report: dict[s
             refused = await post(made, report=sent)
             assert (refused.status_code, refused.json()["code"]) == (422, "bad_field")
             assert "what it was computed for" in refused.json()["detail"]
+
+    run(work())
+
+
+@pytest.mark.parametrize("age", [MAX_ANSWER_AGE_MS + 1, 10**12, 10**30, -1, True, 5.0, "5", [5]])
+@pytest.mark.parametrize("name", ["oldest_proof_ms", "oldest_answer_ms"])
+def test_an_age_in_a_report_is_refused_like_one_in_a_basis(name: str, age: Any) -> None:
+    async def work() -> None:
+        async with api() as made:
+            await made.prepared()
+            seen = basis(made.member)
+            beside = await post(made, basis=seen | {"age_ms": age})
+            refused = await post(made, report=seen | {"nodes_seen": 1, "oldest_proof_ms": 5, "oldest_answer_ms": 5, name: age})
+            assert {response.status_code for response in (beside, refused)} <= {400, 422} and refused.json()["code"] == "bad_field"
+            assert not (await since(made))["items"]
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("told", "age_ms"),
+    [
+        ({}, 0),
+        ({"oldest_answer_ms": None, "oldest_proof_ms": None}, 0),
+        ({"oldest_answer_ms": 7}, 7),
+        ({"oldest_answer_ms": 7, "oldest_proof_ms": 3_600_007}, 3_600_007),
+        ({"oldest_answer_ms": 7, "oldest_proof_ms": MAX_ANSWER_AGE_MS}, MAX_ANSWER_AGE_MS),
+    ],
+)
+def test_the_age_of_a_report_without_a_basis_is_that_of_its_oldest_reading(told: dict[str, Any], age_ms: int) -> None:
+    async def work() -> None:
+        async with api() as made:
+            await made.prepared()
+            taken = await post(made, report=basis(made.member) | {"nodes_seen": 0} | told)
+            assert taken.status_code == 200, taken.text
+            assert (await since(made))["items"][0]["basis"]["age_ms"] == age_ms
 
     run(work())
 

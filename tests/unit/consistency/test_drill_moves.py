@@ -35,6 +35,8 @@ class Cluster:
     decide_s: float = 0.0
     refusals: int = 0  # of the check, from the first move on
     unreachable: bool = False
+    odd: Mapping[str, Any] | None = None  # said instead of the deployment, once a decision was taken
+    odd_decisions: int = 0  # that are told in another form
     fault: BaseException | None = None  # of any answer, once a decision was taken
 
     def move(self, to: str) -> None:
@@ -44,6 +46,8 @@ class Cluster:
     async def get_deployment(self, name: str) -> Mapping[str, Any]:
         if self.unreachable:
             raise RaftmetaError("no_quorum", "as the test says")
+        if self.odd is not None and self.decisions:
+            return self.odd
         return {"serving_side": self.serving, "order_revision": self.order}
 
     async def fail_over(self, deployment: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -53,6 +57,8 @@ class Cluster:
             raise REFUSED
         self.move(body["to"])
         self.after(self, body["to"])
+        if len(self.decisions) <= self.odd_decisions:
+            return {"order_revision": "7"} if self.odd is None else self.odd
         return {"order_revision": self.order}
 
     async def allowed(self, to: str) -> None:
@@ -187,6 +193,27 @@ def test_a_decision_of_which_nothing_is_heard_any_more_is_said_to_be_unknown() -
 
     told = Scene(Cluster(on_decision=lost)).run()
     assert told.startswith("unknown_outcome: no answer came; the primary side serves; whether the last decision still comes is not known")
+
+
+@pytest.mark.parametrize("how_many", [1, 2])
+def test_a_decision_that_is_told_in_another_form_is_taken_back_too(how_many: int) -> None:
+    scene = Scene(Cluster(odd_decisions=how_many))
+    told = scene.run()
+    assert told == "internal: a member's reply has '7' as its order_revision, expected a whole number; the primary side serves"
+    assert scene.cluster.decisions == ["standby", "primary"]
+
+
+@pytest.mark.parametrize("odd", [{}, {"serving_side": None}, {"serving_side": "both", "order_revision": 6}])
+def test_members_that_say_something_else_at_the_end_are_named(odd: Mapping[str, Any]) -> None:
+    told = Scene(Cluster(odd=odd)).run()
+    assert "the members do not say which side serves: internal: a member's reply has " in told
+    assert told.endswith("to go back: raftmeta failover")
+
+
+@pytest.mark.parametrize("odd", [{"serving_side": "standby"}, {"serving_side": "standby", "order_revision": True}])
+def test_a_side_that_serves_under_an_order_that_is_not_told_is_not_left_unsaid(odd: Mapping[str, Any]) -> None:
+    told = Scene(Cluster(odd=odd, refusals=1)).run()
+    assert "as its order_revision, expected a whole number; THE STANDBY SIDE SERVES NOW" in told
 
 
 def test_an_order_that_somebody_else_gave_is_not_taken_back() -> None:

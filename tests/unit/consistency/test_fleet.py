@@ -9,8 +9,9 @@ import pytest
 
 from consistency import vector, weights
 from consistency.agent_answers import AgentFault
+from consistency.asking import CLOSER_QUESTIONS, Patience
 from consistency.collect import Checker
-from consistency.findings import Answer, Difference, Limits, NodePlace, Target, TensorSpec, Verdict
+from consistency.findings import Answer, Difference, DigestPage, Limits, NodePlace, Target, TensorSpec, Verdict
 from raftmeta.core.errors import RaftmetaError
 from tests.support.fake_fleet import MODEL, FakeAgents, FakeFleet, codes, in_memory
 
@@ -217,6 +218,66 @@ def test_a_node_that_leaves_digests_out_or_goes_in_circles_is_not_believed(fleet
     (made,) = asyncio.run(Checker(fleet, agents, Limits(deep=True)).check([]))
     assert (made.verdict, codes(made)) == ("incomplete", ["bad_answer"])
     assert len([asked for asked in agents.asked if asked[0] == "b1"]) == 3, "it is not asked until the end of days"
+
+
+@pytest.mark.parametrize("sha256", [{}, {"of another model": "0" * 64}])
+def test_a_page_without_a_digest_that_is_missing_is_the_last_that_is_asked_for(fleet: FakeFleet, sha256: dict[str, str]) -> None:
+    node = fleet.nodes_by_name["b1"]
+    page = msgspec.structs.replace(node.digests("layer.0.weight"), sha256=sha256)
+    node.digests = lambda after: msgspec.structs.replace(page, following=f"{after}~")  # type: ignore[method-assign]
+    agents = FakeAgents(fleet)
+    (made,) = asyncio.run(Checker(fleet, agents, Limits(deep=True)).check([]))
+    assert (made.verdict, codes(made)) == ("incomplete", ["bad_answer"])
+    assert len([asked for asked in agents.asked if asked[0] == "b1"]) == 2
+
+
+@pytest.mark.parametrize(("taken_s", "code"), [(9.0, []), (59.0, ["timed_out"])])
+def test_a_node_has_so_long_for_its_digests_as_it_has_to_read(fleet: FakeFleet, taken_s: float, code: list[str]) -> None:
+    """The whole model fits into one page: many pages make it no longer."""
+    node = fleet.nodes_by_name["b1"]
+    full = node.digests
+
+    def one_by_one(after: str) -> DigestPage:
+        page = full(after)
+        name = min(page.sha256)
+        last = not page.following and len(page.sha256) == 1
+        return msgspec.structs.replace(page, sha256={name: page.sha256[name]}, following="" if last else name, taken_s=taken_s)
+
+    node.digests = one_by_one  # type: ignore[method-assign]
+    agents = FakeAgents(fleet)
+    (made,) = asyncio.run(Checker(fleet, agents, Limits(deep=True), question_s=60.0).check([]))
+    assert codes(made) == code
+    assert len([asked for asked in agents.asked if asked[0] == "b1"]) == (3 if code else 5)
+
+
+def test_the_time_for_digests_grows_with_what_there_is_to_read() -> None:
+    patience = Patience.from_now(60.0, lambda: 0.0)
+    large = {f"t{number}": TensorSpec("", "BF16", (1,), 1 << 30) for number in range(100)}
+    small = {f"t{number}": TensorSpec("", "BF16", (1,), 0) for number in range(100 * 4096)}
+    assert 101 * 60 <= patience.digests_s(large) < 102 * 60 and patience.digests_s(small) == 101 * 60
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("question", ["entries", "blocks"])
+def test_a_close_look_ends_however_many_nodes_keep_it_waiting(question: str, alike: bool) -> None:
+    """Each takes the time of a whole question, and is of no use; the difference is told all the same."""
+    names = tuple(f"a{number:03d}" for number in range(200))
+    fleet, now = FakeFleet(names, None), [0.0]
+
+    def late(asked: str) -> None:
+        if asked == question:
+            now[0] += 60.0
+            raise AgentFault("timed_out", "because")
+
+    for number, name in enumerate(names):
+        node = fleet.nodes_by_name[name]
+        for at in range(0, 4000, 50):
+            node.damage("layer.0.weight", at, 1 if alike else 1 + number)
+        node.before_answer = late
+    agents = FakeAgents(fleet)
+    (made,) = asyncio.run(Checker(fleet, agents, clock=lambda: now[0], question_s=60.0).check([]))
+    assert made.verdict == "diverged" and {finding.node for finding in made.findings} >= set(names[:199])
+    assert CLOSER_QUESTIONS * 60 <= now[0] <= (CLOSER_QUESTIONS + 8) * 60
 
 
 def test_a_node_that_restarts_while_its_digests_are_read_is_not_judged(fleet: FakeFleet) -> None:

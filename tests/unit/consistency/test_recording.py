@@ -17,6 +17,7 @@ from consistency.collect import Checker
 from consistency.findings import Finding, Limits, Verdict
 from consistency.recording import BATCH, record
 from consistency.report import MAX_RECORD_BYTES
+from node_agent.vector_query import MAX_AGE_MS
 from raftmeta import strict_json
 from raftmeta.client import Page, Reply
 from raftmeta.core.errors import RaftmetaError
@@ -52,14 +53,14 @@ def ages(fleet: FakeFleet) -> list[int]:
     return [basis["age_ms"] for basis in fleet.bases]
 
 
-def test_a_verdict_that_comes_late_is_recorded_with_the_age_of_its_oldest_answer() -> None:
+def test_a_verdict_that_comes_late_is_recorded_with_the_age_of_its_oldest_reading() -> None:
     fleet = FakeFleet()
-    made = msgspec.structs.replace(verdict_of(fleet), oldest_answer_ms=50_000)  # when the verdict was given
+    made = msgspec.structs.replace(verdict_of(fleet), oldest_proof_ms=50_000)  # when the verdict was given
     assert asyncio.run(record(fleet, [made], 100.0, lambda: 410.0001)) == () and ages(fleet) == [360_001]
-    day_s = MAX_ANSWER_AGE_MS / 1000
-    assert asyncio.run(record(fleet, [made], 100.0, lambda: 50.0 + day_s)) == () and ages(fleet)[1:] == [MAX_ANSWER_AGE_MS]
-    too_old = ("search: an answer that the verdict rests on is older than 24 h",)
-    assert asyncio.run(record(fleet, [made], 100.0, lambda: 50.5 + day_s)) == too_old and len(fleet.recorded) == 2
+    limit_s = MAX_ANSWER_AGE_MS / 1000
+    assert asyncio.run(record(fleet, [made], 100.0, lambda: 50.0 + limit_s)) == () and ages(fleet)[1:] == [MAX_ANSWER_AGE_MS]
+    too_old = ("search: memory that the verdict rests on was read more than 744 h ago",)
+    assert asyncio.run(record(fleet, [made], 100.0, lambda: 50.5 + limit_s)) == too_old and len(fleet.recorded) == 2
 
 
 def test_a_check_that_stood_still_after_the_nodes_had_answered_makes_its_verdict_no_younger() -> None:
@@ -77,7 +78,17 @@ def test_a_check_that_stood_still_after_the_nodes_had_answered_makes_its_verdict
     assert (verdicts[0].oldest_answer_ms, verdicts[0].oldest_proof_ms, given_s) == (75_000, 75_007, 75.0)
     now[0] += 5
     asyncio.run(record(fleet, verdicts, given_s, lambda: now[0]))
-    assert ages(fleet) == [80_000]
+    assert ages(fleet) == [80_007]
+
+
+@pytest.mark.parametrize("age_ms", [3_500_000, MAX_AGE_MS])
+def test_a_verdict_over_earlier_readings_is_as_old_as_these(age_ms: int) -> None:
+    fleet = FakeFleet()
+    fleet.nodes_by_name["b1"].age_ms = age_ms
+    checker = Checker(fleet, FakeAgents(fleet), Limits(max_age_ms=age_ms), clock=lambda: 0.0)
+    verdicts, given_s = asyncio.run(checker.judged([]))
+    assert verdicts[0].verdict == "consistent"
+    assert asyncio.run(record(fleet, verdicts, given_s, lambda: 5.0)) == () and ages(fleet) == [age_ms + 5_000]
 
 
 def test_time_that_the_machine_slept_counts() -> None:
@@ -109,6 +120,27 @@ def test_one_verdict_that_members_refuse_takes_no_other_along() -> None:
 
     requests.clear()
     assert len(asyncio.run(record(Refusing(), many))) == 100 and requests == [100]
+
+
+def test_what_is_sent_once_more_without_the_others_has_grown_older_meanwhile() -> None:
+    fleet, now = FakeFleet(), [100.0]
+    made = msgspec.structs.replace(verdict_of(fleet), oldest_proof_ms=MAX_ANSWER_AGE_MS - 100_000)
+    sent: dict[str, list[float]] = {}
+
+    class Slow:
+        async def record_verdicts(self, items: Sequence[Mapping[str, Any]], /) -> Reply:
+            for item in items:
+                sent.setdefault(item["deployment"], []).append(item["basis"]["age_ms"] - made.oldest_proof_ms - 1000 * (now[0] - 100))
+            now[0] += 30
+            if len(items) > 1:
+                raise RaftmetaError("bad_json", "because")
+            return await fleet.record_verdicts(items)
+
+    many = [msgspec.structs.replace(made, deployment=name) for name in ("d1", "d2", "d3", "d4")]
+    why = asyncio.run(record(Slow(), many, 100.0, lambda: now[0]))
+    assert {gap for gaps in sent.values() for gap in gaps} == {0.0}
+    assert [name for name, _, _ in fleet.recorded] == ["d1", "d2"]
+    assert why == tuple(f"{name}: memory that the verdict rests on was read more than 744 h ago" for name in ("d3", "d4"))
 
 
 @pytest.mark.parametrize("body", [{}, {"items": ["x"]}, {"items": None}, {"items": [{"code": 5}]}])

@@ -78,7 +78,7 @@ def test_a_way_back_takes_a_verdict_and_evidence_of_the_new_order() -> None:
     assert (seen(made).serving_side, seen(made).failover.to) == (PRIMARY, PRIMARY)  # type: ignore[union-attr]
 
 
-def test_a_verdict_is_as_old_as_its_oldest_answer() -> None:
+def test_a_verdict_is_as_old_as_its_oldest_reading() -> None:
     """A check that read large memory for minutes is recorded long after the first node had answered."""
     made = ready_world()
     made.ok(check(made.state, age_ms=MINUTE_MS + 1))
