@@ -14,13 +14,13 @@ import pytest
 from node_agent import config as configuration
 from node_agent import failure, names, report
 from node_agent.device.arena import Arena, ArenaUse
-from node_agent.device.control_block import ControlBlock
+from node_agent.device.control_block import ControlBlock, row_start
 from node_agent.device.port import SlotRecord
 from node_agent.inspect_command import look
 from node_agent.ipc import Server
 from node_agent.journal import DeploymentRecord, Journal
 from node_agent.messages import Abort, Done, Fault, GetPlan, Json, Numbered, Reply, SetCordon, SetPin
-from node_agent.plan import Order, Target
+from node_agent.plan import Order, Pinned, Target
 from node_agent.slots import Switch
 from raftmeta.cli.main import main
 from raftmeta.core.types import SideName, StageCounters
@@ -100,6 +100,30 @@ def test_the_exit_status_says_whether_everything_serves(node: Node, capsys: pyte
     status, text = run(capsys, "inspect", "--config", str(node.file))
     assert status == 0
     assert "not running" in text and "1 active" in text and "2.0.0" in text and "kept" in text
+
+
+def test_a_node_whose_workers_have_ended_serves_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.serve(1)
+    block = ControlBlock.open(node.shm / node.record.control_block)
+    block.words[row_start(3) + 1] += 1  # another process than the one that has this pid now
+    block.close()
+    status, text = run(capsys, "inspect", "--config", str(node.file))
+    assert status == 1 and "nothing answers: no worker runs" in text
+    (worker,) = node.look()["deployments"][0]["workers"]
+    assert not worker["running"]
+
+
+def test_a_pin_is_shown_with_its_version_and_reason(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    Journal(node.store, "n1").put(msgspec.structs.replace(node.record, pinned=Pinned(TARGET, "audit")))
+    assert "pinned to 2.0.0: audit; obeys again after" in run(capsys, "inspect", "--config", str(node.file))[1]
+    (deployment,) = json.loads(run(capsys, "inspect", "--json", "--config", str(node.file))[1])["deployments"]
+    assert deployment["pinned"] == {
+        "model": "tiny",
+        "label": "2.0.0",
+        "checksum": "c" * 64,
+        "vector_root": "d" * 64,
+        "reason": "audit",
+    }
 
 
 def test_looking_changes_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
