@@ -187,15 +187,17 @@ class Control:
         self.cordons: list[str] = []
         self.planned: list[str] = []
         self.told: list[SetPin | Abort] = []
-        self.plans = {
+        moved = StageCounters(bytes_read=10_000_000, bytes_from_active=999_900_000, bytes_kept=999_900_000)
+        self.plans: dict[str, dict[str, Any]] = {
             "search": {
                 "goal": "2.0.0",
                 "rollout": "r1",
                 "refused": "",
                 "steps": [
                     {"step": "Fetch", "version": "3.0.0"},
-                    {"step": "StageInto", "version": "3.0.0", "slot": 0, "counters": report.counters(StageCounters(bytes_read=10_000_000))},
+                    {"step": "StageInto", "version": "3.0.0", "slot": 0, "counters": report.counters(moved)},
                     {"step": "Warm", "version": "3.0.0", "slot": 0},
+                    {"step": "Attest", "version": "3.0.0", "stage": "ready"},
                 ],
             }
         }
@@ -236,15 +238,52 @@ def test_a_plan_is_shown_step_by_step_with_what_it_moves(node: Node, capsys: pyt
     with control.running():
         status, text = run(capsys, "plan", "--config", str(node.file))
         assert status == 0
-        assert [line.split()[1] for line in text.splitlines()[1:]] == ["Fetch", "StageInto", "Warm"]
-        assert "10.0 MB from the store" in text
+        assert [line[13:28].strip() for line in text.splitlines()[1:]] == ["fetch", "stage", "warm", "attest ready"]
+        assert "10.0 MB from store, 999.9 MB from active, 999.9 MB kept" in text and max(map(len, text.splitlines())) <= 100
         assert json.loads(run(capsys, "plan", "--json", "--config", str(node.file))[1]) == control.plans
-        control.plans["search"]["steps"][0]["bytes_to_fetch"] = 20_000_000  # type: ignore[index]
+        control.plans["search"]["steps"][0]["bytes_to_fetch"] = 20_000_000
         assert "20.0 MB from the sources" in run(capsys, "plan", "--dry-run", "3.0.0", "--config", str(node.file))[1]
         assert control.planned == ["", "", "3.0.0"]
         control.plans = {"search": {"goal": "", "rollout": "", "refused": "the order is older", "steps": []}}
         text = run(capsys, "plan", "--config", str(node.file))[1]
-        assert "search: the order is older" in text and "nothing left to do" in text
+        assert text == "search: the order is older\n"
+        control.plans = {"search": {"goal": "2.0.0", "rollout": "", "refused": "", "steps": []}}
+        assert run(capsys, "plan", "--config", str(node.file)) == (0, "nothing left to do\n")
+
+
+def test_a_dry_run_of_a_version_that_does_not_exist_is_a_usage_error(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    control = Control(node)
+    refused = "tiny 9: unknown_version: model 'tiny' has no version '9'"
+    control.plans = {"search": {"goal": "", "rollout": "", "refused": refused, "steps": []}}
+    with control.running():
+        assert main(["agent", "plan", "--dry-run", "9", "--config", str(node.file)]) == 3
+        captured = capsys.readouterr()
+        assert captured.out == "" and "error: model 'tiny' has no version '9' (unknown_version)\nhint:  `raftmeta versions" in captured.err
+        status, text = run(capsys, "plan", "--dry-run", "9", "--json", "--config", str(node.file))
+        assert (status, json.loads(text)["error"]["code"]) == (3, "unknown_version")
+        control.plans["other"] = {"goal": "1", "rollout": "dry run", "refused": "", "steps": [{"step": "Fetch", "version": "9"}]}
+        status, text = run(capsys, "plan", "--dry-run", "9", "--config", str(node.file))
+        assert status == 0 and refused in text and "fetch" in text
+
+
+@pytest.mark.parametrize(
+    ("refused", "steps", "said"),
+    [
+        ("", [{"step": "Decline", "version": "3.0.0", "pinned": "2.0.0", "reason": "audit"}], "declines 3.0.0: 2.0.0 is pinned (audit)"),
+        ("the control plane was not heard yet", [], "was not heard yet"),
+        ("tiny 3.0.0: integrity_mismatch: manifest of tiny/3.0.0", [], "manifest of tiny/3.0.0"),
+    ],
+)
+def test_a_dry_run_that_the_node_would_not_take_says_no_and_why(
+    node: Node, capsys: pytest.CaptureFixture[str], refused: str, steps: list[dict[str, Any]], said: str
+) -> None:
+    control = Control(node)
+    control.plans = {"search": {"goal": "2.0.0", "rollout": "dry run", "refused": refused, "steps": steps}}
+    with control.running():
+        status, text = run(capsys, "plan", "--dry-run", "3.0.0", "--config", str(node.file))
+        assert status == 1 and said in text and "nothing left" not in text
+        assert run(capsys, "plan", "--dry-run", "3.0.0", "--json", "--config", str(node.file))[0] == 1
+        assert run(capsys, "plan", "--config", str(node.file))[0] == 0
 
 
 def test_a_cordon_is_set_with_its_reason_and_lifted(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
