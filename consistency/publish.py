@@ -24,19 +24,19 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRem
 from rich.progress import Progress as RichProgress
 
 from consistency import block_placing, unbound_hf
-from consistency.artifact import FindUnbound, Hooks, read_artifact
+from consistency.artifact import FindUnbound, Hooks, listed, read_artifact
 from consistency.artifact_files import Skipped
 from consistency.artifact_reader import Progress
 from consistency.block_placing import Placed
 from raftmeta import strict_json
 from raftmeta.cli import output
-from raftmeta.cli.exits import Exit, UsageFault
+from raftmeta.cli.exits import Exit, Unusable, UsageFault
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.client import STALE, Reply
 from raftmeta.core import module_description
 from raftmeta.core import probes as core_probes
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import LABEL, NAME, Manifest
+from raftmeta.core.manifest import LABEL, NAME, Manifest, source_fault
 from raftmeta.core.probes import Probe
 
 MAX_PROBES_FILE = 4 << 20  # bytes; what it may hold is bounded by core.probes
@@ -86,8 +86,9 @@ def _publish(options: PublishOptions) -> int:
     """
     _check_names(options)
     probes = () if options.probes is None else read_probes(options.probes)
-    asyncio.run(_reach(options))
     engine = options.engine or engine_of(options.directory)
+    _check_directory(options.directory, engine)
+    asyncio.run(_reach(options))
     with _Shown(quiet=options.json) as shown:
         hooks = Hooks(progress=shown.progress, skipped=shown.skipped, find_unbound=_finder(engine, shown.say))
         artifact = read_artifact(
@@ -154,6 +155,26 @@ def _check_names(options: PublishOptions) -> None:
         raise UsageFault(f"--label is {options.label!r}, expected letters, digits, '.', '_', '+' or '-'", "for example: --label 1.4.0")
     if options.unbound and options.all_bound:
         raise UsageFault("--unbound and --all-bound contradict each other", "give one of them, or neither to find out")
+
+    for source in options.source or ():
+        fault = source_fault(source)
+        if fault:
+            raise UsageFault(
+                f"--source {source[:200]!r} {fault}",
+                "where nodes find DIR: file:///dir/, http(s)://host/dir/ or s3://bucket/prefix/, "
+                "for example: --source https://store.example/minilm/",
+            )
+
+
+def _check_directory(directory: Path, engine: str) -> None:
+    """That it is one of a model, before a member is asked: what is wrong with it is to be seen here."""
+    try:
+        listed(directory, engine)
+    except RaftmetaError as error:
+        if error.code != "bad_field":
+            raise
+        example = "raftmeta publish ./minilm --model minilm --label 1.0.0"
+        raise Unusable(error, f"name the directory that `save_pretrained` wrote, for example: {example}") from error
 
 
 def engine_of(directory: Path) -> str:
