@@ -136,7 +136,7 @@ def test_looking_changes_nothing(node: Node, capsys: pytest.CaptureFixture[str])
 
 def test_reclaim_takes_what_can_never_serve_again_and_the_rest_only_when_told(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     old = node.shm / "raftmeta-old.arena"
-    Arena.create(old, 1).close()
+    Arena.create(old, 1, ArenaUse.of(node.store, "n1", "before")).close()
     rewrite_header(old, boot_id="earlier")
     kept = node.shm / node.record.arena
 
@@ -150,6 +150,28 @@ def test_reclaim_takes_what_can_never_serve_again_and_the_rest_only_when_told(no
 
     status, text = run(capsys, "reclaim", "--config", str(node.file), "--kept")
     assert status == 0 and not kept.exists()
+
+
+def test_reclaim_touches_arenas_of_other_nodes_only_when_told(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs, nobodys = node.shm / "raftmeta-n2.arena", node.shm / "raftmeta-n.arena"
+    Arena.create(theirs, 1, ArenaUse.of(node.store / "other", "n1", "search")).close()  # the same name, another store
+    Arena.create(nobodys, 1).close()
+    rewrite_header(nobodys, format="raftmeta-arena-0")
+    status, text = run(capsys, "reclaim", "--config", str(node.file), "--kept", "--dry-run")
+    assert status == 0 and "NODE" in text and theirs.name not in text and "2 more of other nodes" in text
+    assert run(capsys, "reclaim", "--config", str(node.file), "--kept")[0] == 0
+    assert theirs.exists() and nobodys.exists() and not (node.shm / node.record.arena).exists()
+    assert run(capsys, "reclaim", "--config", str(node.file), "--all-nodes")[0] == 0
+    assert theirs.exists() and not nobodys.exists()
+    assert run(capsys, "reclaim", "--config", str(node.file), "--kept", "--all-nodes")[0] == 0
+    assert not theirs.exists()
+
+
+def test_an_arena_that_says_of_no_node_is_this_nodes_where_its_record_names_it(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    arena = node.shm / node.record.arena
+    rewrite_header(arena, format="raftmeta-arena-0")
+    assert run(capsys, "reclaim", "--config", str(node.file))[0] == 0
+    assert not arena.exists()
 
 
 def test_reclaim_leaves_what_is_in_use(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
