@@ -41,12 +41,14 @@ def test_a_wrong_request_says_what_is_wrong_and_writes_nothing(
     words: list[str], exit_code: Exit, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", str(tmp_path / "cluster"), *words]) == exit_code
-    assert said in capsys.readouterr().err
+    error, hint = capsys.readouterr().err.splitlines()
+    assert said in error and "for example: " in hint
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_is_there_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "keep").touch()
     assert main(["init", str(tmp_path), "--zones", "a"]) == Exit.USAGE
-    assert "exists already" in capsys.readouterr().err
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "exists already" in error and f"for example: raftmeta init {tmp_path}-2 " in hint
     assert [path.name for path in tmp_path.iterdir()] == ["keep"]

@@ -135,6 +135,17 @@ def test_a_faulty_client_configuration_is_reported_by_name(tmp_path: Path, capsy
     assert "'url' is no setting" in capsys.readouterr().err
 
 
+def test_files_of_a_client_that_are_not_there_lead_to_what_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "client.toml"
+    assert main(["status", "--config", str(file)]) == exits.Exit.USAGE
+    error, hint = capsys.readouterr().err.splitlines()
+    assert str(file) in error and "DIR/client.toml" in hint and "for example: raftmeta status --config" in hint
+    file.write_text('token_file = "none.token"')
+    assert main(["status", "--config", str(file)]) == exits.Exit.USAGE
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "none.token" in error and "tokens/ROLE.token" in hint
+
+
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_every_error_code_has_a_hint_and_an_exit_code(code: str) -> None:
     error = RaftmetaError(code, "d")
