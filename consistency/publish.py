@@ -40,6 +40,7 @@ from raftmeta.core.manifest import LABEL, NAME, Manifest, source_fault
 from raftmeta.core.probes import Probe
 
 MAX_PROBES_FILE = 4 << 20  # bytes; what it may hold is bounded by core.probes
+MAX_NEXT = 5  # deployments whose next command is written out
 _PLAIN_STEP = 10  # percent, at least, between two plain lines
 _PLAIN_S = 1.0  # the same in seconds
 
@@ -101,13 +102,14 @@ def _publish(options: PublishOptions) -> int:
         placed = block_placing.place(options.directory, artifact, options.blocks)
         manifest = msgspec.structs.replace(placed.manifest, probes=probes)
         shown.say(f"publishing {options.model}/{options.label}")
-        reply = asyncio.run(_send(options, manifest))
+        reply, serving = asyncio.run(_send(options, manifest))
     result = _result(reply, manifest, placed)
     if options.json:
         skipped = [{"name": item.name, "reason": item.reason} for item in shown.left_out]
         output.print_json({**result, "skipped": skipped})
     else:
-        output.console().print(_told(options, result, manifest), markup=False, end="", soft_wrap=True)
+        told = [*_told(options, result, manifest), *_next(options, serving)]
+        output.console().print("\n".join(told) + "\n", markup=False, end="", soft_wrap=True)
     return Exit.OK
 
 
@@ -135,14 +137,22 @@ async def _reach(options: PublishOptions) -> None:
                 raise
 
 
-async def _send(options: PublishOptions, manifest: Manifest) -> Reply:
+async def _send(options: PublishOptions, manifest: Manifest) -> tuple[Reply, list[str] | None]:
+    """What the member answered, and which deployments are of this model; None where that is not told."""
     async with options.connect() as client:
         with suppress(RaftmetaError):
             await client.cluster(STALE)  # opens the connection, so that commit_ms is the time of the quorum's decision
         begin = time.perf_counter()
         reply = await client.publish(options.model, options.label, manifest)
         reply["commit_ms"] = round((time.perf_counter() - begin) * 1e3, 3)
-        return reply
+        if options.json:
+            return reply, None
+        try:
+            page = await client.list_deployments(read=STALE)
+        except RaftmetaError:
+            return reply, None
+        names = [str(item["name"]) for item in page["items"] if item["model"] == options.model]
+        return reply, names if names or page["next"] is None else None
 
 
 def _check_names(options: PublishOptions) -> None:
@@ -210,12 +220,12 @@ def _blocks(placed: Placed, created: bool) -> dict[str, Any]:
     return {"file": named, "note": placed.note}
 
 
-def _told(options: PublishOptions, result: dict[str, Any], manifest: Manifest) -> str:
+def _told(options: PublishOptions, result: dict[str, Any], manifest: Manifest) -> list[str]:
     what = "published" if result["created"] else "already published with the same bytes"
     unbound = ", ".join(output.printable(name) for name in result["unbound"]) or "none"
     file, note = result["blocks"]["file"], output.printable(result["blocks"]["note"])
     blocks = f"{file['name']}, {output.size(file['size_bytes'])}; {note}" if file else note
-    lines = [
+    return [
         f"{options.model}/{options.label} {what} as number {result['number']}",
         f"checksum     {result['checksum']}",
         f"vector root  {result['vector_root']}",
@@ -223,9 +233,18 @@ def _told(options: PublishOptions, result: dict[str, Any], manifest: Manifest) -
         f"unbound      {unbound}",
         f"blocks       {blocks}",
         f"probes       {', '.join(probe.name for probe in manifest.probes) or 'none; `raftmeta probe` makes them'}",
-        f"next         raftmeta activate DEPLOYMENT {options.label}",
     ]
-    return "\n".join(lines) + "\n"
+
+
+def _next(options: PublishOptions, serving: list[str] | None) -> list[str]:
+    """What makes the version serve. `serving`: the deployments of its model, None: unknown."""
+    if serving == []:
+        sides = "--primary ZONE:NODE --standby ZONE:NODE"
+        return [
+            f"next         raftmeta deploy NAME --model {options.model} {sides}",
+            f"             raftmeta activate NAME {options.label}",
+        ]
+    return [f"next         raftmeta activate {name} {options.label}" for name in (serving or ["DEPLOYMENT"])[:MAX_NEXT]]
 
 
 class _Shown:

@@ -155,6 +155,31 @@ def test_a_publish_without_block_checks_says_so(
     assert not list(root.glob("*.wcv"))
 
 
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [
+        (
+            [],
+            "next         raftmeta deploy NAME --model tiny --primary ZONE:NODE --standby ZONE:NODE\n"
+            "             raftmeta activate NAME 1.0.0\n",
+        ),
+        ([("search", "tiny"), ("other", "large")], "next         raftmeta activate search 1.0.0\n"),
+        (None, "next         raftmeta activate DEPLOYMENT 1.0.0\n"),
+    ],
+)
+def test_the_next_step_is_one_that_can_be_taken(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str], listed: list[tuple[str, str]] | None, told: str
+) -> None:
+    page = (
+        problem("forbidden")
+        if listed is None
+        else Answer({"items": [{"name": name, "model": model} for name, model in listed], "next": None})
+    )
+    stub.routes["GET", "/v1/deployments"] = always(page)
+    assert run(stub, root) == 0
+    assert capsys.readouterr().out.endswith(told)
+
+
 def test_the_same_bytes_again_are_a_success(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def again(body: Any, query: dict[str, str]) -> Answer:
         return Answer(publishing(body, query).body, 200)
