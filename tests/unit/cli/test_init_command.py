@@ -16,6 +16,7 @@ def test_it_prints_what_to_start_and_where_the_client_finds_it(tmp_path: Path, c
     target = tmp_path / "cluster"
     assert main(["init", str(target), "--zones", "a,b,c", "--agent", "a:node-a", "--base-port", "0"]) == Exit.OK
     out = capsys.readouterr().out
+    assert f"keep away from the machines: {target / 'authority' / 'ca.key'}" in out and (target / "authority" / "ca.key").is_file()
     for name in ("a/server.toml", "b/server.toml", "c/server.toml", "agents/node-a/agent.toml", "client.toml"):
         assert str(target / name) in out and (target / name).is_file()
 
