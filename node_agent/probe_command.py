@@ -52,9 +52,9 @@ def _probe(options: ProbeOptions) -> int:
         raise UsageFault(f"{options.directory} is no directory", "name the directory that will be published")
     if (options.directory / module_description.FILE).is_file():
         raise UsageFault(f"{options.directory} describes a module that takes no text", "publish it without probes, or with your own")
-    list_files(options.directory)
     if options.out is not None:
         _check_out(options.out)
+    list_files(options.directory)
     made = answers(options.directory, tuple(options.text or TEXTS), options)
     faults = list(probes.faults([made]))
     if faults:
