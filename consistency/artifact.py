@@ -72,8 +72,7 @@ def read_artifact(
         raise RaftmetaError(
             "bad_field", "the unbound tensors are not known and cannot be found out here: expected their names or an empty list"
         )
-    listing = list_files(root)
-    _check_needed(engine, root, [file.name for file in listing.files])
+    listing = listed(root, engine)
     for item in listing.skipped:
         if item.reason != BLOCK_CHECKS:
             hooks.skipped(item)
@@ -96,6 +95,13 @@ def read_artifact(
         if item.reason == BLOCK_CHECKS and item.name != own:
             hooks.skipped(item)
     return Artifact(manifest, blocks)
+
+
+def listed(root: Path, engine: str) -> Listing:
+    """The files of the directory, none of them opened. Raises as `build_manifest` does when it is none that the engine could serve."""
+    listing = list_files(root)
+    _check_needed(engine, root, [file.name for file in listing.files])
+    return listing
 
 
 def _check_needed(engine: str, root: Path, names: Sequence[str]) -> None:

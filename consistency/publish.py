@@ -24,22 +24,23 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRem
 from rich.progress import Progress as RichProgress
 
 from consistency import block_placing, unbound_hf
-from consistency.artifact import FindUnbound, Hooks, read_artifact
+from consistency.artifact import FindUnbound, Hooks, listed, read_artifact
 from consistency.artifact_files import Skipped
 from consistency.artifact_reader import Progress
 from consistency.block_placing import Placed
 from raftmeta import strict_json
 from raftmeta.cli import output
-from raftmeta.cli.exits import Exit, UsageFault
+from raftmeta.cli.exits import Exit, Unusable, UsageFault
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.client import STALE, Reply
 from raftmeta.core import module_description
 from raftmeta.core import probes as core_probes
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import LABEL, NAME, Manifest
+from raftmeta.core.manifest import LABEL, NAME, Manifest, source_fault
 from raftmeta.core.probes import Probe
 
 MAX_PROBES_FILE = 4 << 20  # bytes; what it may hold is bounded by core.probes
+MAX_NEXT = 5  # deployments whose next command is written out
 _PLAIN_STEP = 10  # percent, at least, between two plain lines
 _PLAIN_S = 1.0  # the same in seconds
 
@@ -86,8 +87,9 @@ def _publish(options: PublishOptions) -> int:
     """
     _check_names(options)
     probes = () if options.probes is None else read_probes(options.probes)
-    asyncio.run(_reach(options))
     engine = options.engine or engine_of(options.directory)
+    _check_directory(options.directory, engine)
+    asyncio.run(_reach(options))
     with _Shown(quiet=options.json) as shown:
         hooks = Hooks(progress=shown.progress, skipped=shown.skipped, find_unbound=_finder(engine, shown.say))
         artifact = read_artifact(
@@ -100,13 +102,14 @@ def _publish(options: PublishOptions) -> int:
         placed = block_placing.place(options.directory, artifact, options.blocks)
         manifest = msgspec.structs.replace(placed.manifest, probes=probes)
         shown.say(f"publishing {options.model}/{options.label}")
-        reply = asyncio.run(_send(options, manifest))
+        reply, serving = asyncio.run(_send(options, manifest))
     result = _result(reply, manifest, placed)
     if options.json:
         skipped = [{"name": item.name, "reason": item.reason} for item in shown.left_out]
         output.print_json({**result, "skipped": skipped})
     else:
-        output.console().print(_told(options, result, manifest), markup=False, end="", soft_wrap=True)
+        told = [*_told(options, result, manifest), *_next(options, serving)]
+        output.console().print("\n".join(told) + "\n", markup=False, end="", soft_wrap=True)
     return Exit.OK
 
 
@@ -134,14 +137,22 @@ async def _reach(options: PublishOptions) -> None:
                 raise
 
 
-async def _send(options: PublishOptions, manifest: Manifest) -> Reply:
+async def _send(options: PublishOptions, manifest: Manifest) -> tuple[Reply, list[str] | None]:
+    """What the member answered, and which deployments are of this model; None where that is not told."""
     async with options.connect() as client:
         with suppress(RaftmetaError):
             await client.cluster(STALE)  # opens the connection, so that commit_ms is the time of the quorum's decision
         begin = time.perf_counter()
         reply = await client.publish(options.model, options.label, manifest)
         reply["commit_ms"] = round((time.perf_counter() - begin) * 1e3, 3)
-        return reply
+        if options.json:
+            return reply, None
+        try:
+            page = await client.list_deployments(read=STALE)
+        except RaftmetaError:
+            return reply, None
+        names = [str(item["name"]) for item in page["items"] if item["model"] == options.model]
+        return reply, names if names or page["next"] is None else None
 
 
 def _check_names(options: PublishOptions) -> None:
@@ -154,6 +165,26 @@ def _check_names(options: PublishOptions) -> None:
         raise UsageFault(f"--label is {options.label!r}, expected letters, digits, '.', '_', '+' or '-'", "for example: --label 1.4.0")
     if options.unbound and options.all_bound:
         raise UsageFault("--unbound and --all-bound contradict each other", "give one of them, or neither to find out")
+
+    for source in options.source or ():
+        fault = source_fault(source)
+        if fault:
+            raise UsageFault(
+                f"--source {source[:200]!r} {fault}",
+                "where nodes find DIR: file:///dir/, http(s)://host/dir/ or s3://bucket/prefix/, "
+                "for example: --source https://store.example/minilm/",
+            )
+
+
+def _check_directory(directory: Path, engine: str) -> None:
+    """That it is one of a model, before a member is asked: what is wrong with it is to be seen here."""
+    try:
+        listed(directory, engine)
+    except RaftmetaError as error:
+        if error.code != "bad_field":
+            raise
+        example = "raftmeta publish ./minilm --model minilm --label 1.0.0"
+        raise Unusable(error, f"name the directory that `save_pretrained` wrote, for example: {example}") from error
 
 
 def engine_of(directory: Path) -> str:
@@ -189,12 +220,12 @@ def _blocks(placed: Placed, created: bool) -> dict[str, Any]:
     return {"file": named, "note": placed.note}
 
 
-def _told(options: PublishOptions, result: dict[str, Any], manifest: Manifest) -> str:
+def _told(options: PublishOptions, result: dict[str, Any], manifest: Manifest) -> list[str]:
     what = "published" if result["created"] else "already published with the same bytes"
     unbound = ", ".join(output.printable(name) for name in result["unbound"]) or "none"
     file, note = result["blocks"]["file"], output.printable(result["blocks"]["note"])
     blocks = f"{file['name']}, {output.size(file['size_bytes'])}; {note}" if file else note
-    lines = [
+    return [
         f"{options.model}/{options.label} {what} as number {result['number']}",
         f"checksum     {result['checksum']}",
         f"vector root  {result['vector_root']}",
@@ -202,9 +233,18 @@ def _told(options: PublishOptions, result: dict[str, Any], manifest: Manifest) -
         f"unbound      {unbound}",
         f"blocks       {blocks}",
         f"probes       {', '.join(probe.name for probe in manifest.probes) or 'none; `raftmeta probe` makes them'}",
-        f"next         raftmeta activate DEPLOYMENT {options.label}",
     ]
-    return "\n".join(lines) + "\n"
+
+
+def _next(options: PublishOptions, serving: list[str] | None) -> list[str]:
+    """What makes the version serve. `serving`: the deployments of its model, None: unknown."""
+    if serving == []:
+        sides = "--primary ZONE:NODE --standby ZONE:NODE"
+        return [
+            f"next         raftmeta deploy NAME --model {options.model} {sides}",
+            f"             raftmeta activate NAME {options.label}",
+        ]
+    return [f"next         raftmeta activate {name} {options.label}" for name in (serving or ["DEPLOYMENT"])[:MAX_NEXT]]
 
 
 class _Shown:

@@ -88,7 +88,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def detail(self) -> str:
         """One sentence for people."""
-        where = f"{self.kind} in {self.phase}" if self.phase else self.kind
+        is_named = self.subject.split(" ", 1)[0] == self.phase  # as in "probe 'texts'": the phase says nothing beside it
+        where = f"{self.kind} in {self.phase}" if self.phase and not is_named else self.kind
         what = f"{self.subject}: expected {self.expected}, found {self.found}" if self.expected else self.subject
         return f"{where}: {what}"
 

@@ -7,7 +7,7 @@ asked of its control process. Nothing is mapped and nothing is changed.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,7 @@ from node_agent.config import AgentConfig
 from node_agent.device import inventory
 from node_agent.device.control_block import NO_SLOT, ControlBlock
 from node_agent.device.inventory import ArenaFile
+from node_agent.device.process import is_running
 from node_agent.ipc import CallFailed
 from node_agent.journal import DeploymentRecord
 from node_agent.messages import GetStatus, Json
@@ -26,11 +27,15 @@ from raftmeta.cli.exits import Exit
 from raftmeta.cli.program import command
 from raftmeta.core.errors import RaftmetaError
 
+if TYPE_CHECKING:  # nobody who asks for JSON should pay for it
+    from rich.console import Console
+
 
 def _inspect(options: NodeOptions) -> int:
     """Show what this node holds: deployments, slots, who is inside them, and every arena in its shared memory.
 
-    Works while the agent is stopped, too. Exit code 1 when the node does not serve everything that its record names.
+    Works while the agent is stopped, too. Exit code 1 when the node does not serve everything that its record names: a slot has to be
+    active, and a process there that answers from it.
     """
     config = options.load()
     seen = look(config)
@@ -38,8 +43,7 @@ def _inspect(options: NodeOptions) -> int:
         output.print_json(seen)
     else:
         _print(config, seen)
-    serves = all(item["active"] is not None for item in seen["deployments"])
-    return Exit.OK if serves else Exit.NO
+    return Exit.OK if all(_answers(item) for item in seen["deployments"]) else Exit.NO
 
 
 def look(config: AgentConfig) -> dict[str, Any]:
@@ -57,6 +61,11 @@ def look(config: AgentConfig) -> dict[str, Any]:
         "deployments": [_deployment(config, item, by_name.get(item.arena)) for _, item in sorted(deployments.items())],
         "arenas": [arena_row(found) for found in arenas],
     }
+
+
+def _answers(deployment: dict[str, Any]) -> bool:
+    """Whether a process is there to answer from a slot: the control block names one that serves after the last process ended, too."""
+    return deployment["active"] is not None and any(worker["running"] for worker in deployment["workers"])
 
 
 def _asked(config: AgentConfig) -> dict[str, Any] | None:
@@ -85,7 +94,7 @@ def _deployment(config: AgentConfig, record: DeploymentRecord, arena: ArenaFile 
         "fence": {"generation": record.fence.generation, "revision": record.fence.revision},
         "obeyed": record.obeyed.label if record.obeyed else "",
         "pin": record.pin.label if record.pin else "",
-        "pinned": msgspec.to_builtins(record.pinned),
+        "pinned": None if record.pinned is None else {**record.pinned.target._asdict(), "reason": record.pinned.reason},
         "behind": record.behind,
         "damage": record.damage,
         "change": msgspec.to_builtins(record.change),
@@ -102,7 +111,13 @@ def _control_block(path: Path) -> tuple[int | None, int, list[dict[str, Any]]]:
     try:
         slot, epoch = block.active()
         workers = [
-            {"worker": row.index, "pid": row.process.pid, "in_flight": list(row.in_flight), "acknowledged": row.acknowledged}
+            {
+                "worker": row.index,
+                "pid": row.process.pid,
+                "running": is_running(row.process),
+                "in_flight": list(row.in_flight),
+                "acknowledged": row.acknowledged,
+            }
             for row in block.attached()
         ]
         return None if slot == NO_SLOT else slot, epoch, workers
@@ -131,30 +146,7 @@ def _print(config: AgentConfig, seen: dict[str, Any]) -> None:
     if seen["cordoned"]:
         out.print(f"cordoned: {output.printable(seen['cordoned'])}; out of readiness until `raftmeta agent cordon --lift`", markup=False)
     for item in seen["deployments"]:
-        fence = item["fence"]
-        out.print(
-            f"\n{item['deployment']} ({item['model']}, {item['side']}): obeyed {item['obeyed'] or '-'} "
-            f"at generation {fence['generation']} revision {fence['revision']}, served last {item['pin'] or '-'}",
-            markup=False,
-        )
-        if item["pinned"] is not None:
-            kept, why = item["pinned"]["label"], output.printable(item["pinned"]["reason"])
-            out.print(f"pinned to {kept} by hand: {why}; obeys again after `raftmeta agent pin {item['deployment']} --lift`", markup=False)
-        rows = [
-            (
-                f"{slot['slot']}{' active' if slot['active'] else ''}",
-                slot["version"],
-                slot["state"],
-                output.short(slot["checksum"]),
-                sum(worker["in_flight"][slot["slot"]] for worker in item["workers"]),
-            )
-            for slot in item["slots"]
-        ]
-        out.print(output.table(("SLOT", "VERSION", "STATE", "CHECKSUM", "IN FLIGHT"), rows))
-        said = agent["deployments"].get(item["deployment"], {}) if agent else {}
-        for what in ("doing", "trouble", "damage"):
-            if said.get(what):
-                out.print(f"{what}: {output.printable(said[what])}", markup=False)
+        _print_deployment(out, item, agent["deployments"].get(item["deployment"], {}) if agent else {})
     out.print()
     out.print(
         output.table(
@@ -162,6 +154,34 @@ def _print(config: AgentConfig, seen: dict[str, Any]) -> None:
             [(row["file"], row["node"], row["deployment"], row["state"], output.size(row["size_bytes"])) for row in seen["arenas"]],
         )
     )
+
+
+def _print_deployment(out: Console, item: dict[str, Any], said: dict[str, Any]) -> None:
+    name, fence = item["deployment"], item["fence"]
+    order = f"generation {fence['generation']} revision {fence['revision']}"
+    out.print(
+        f"\n{name} ({item['model']}, {item['side']}): obeyed {item['obeyed'] or '-'} at {order}, served last {item['pin'] or '-'}",
+        markup=False,
+    )
+    if item["pinned"] is not None:
+        kept, why = item["pinned"]["label"], output.printable(item["pinned"]["reason"])
+        out.print(f"pinned to {kept}: {why}; obeys again after `raftmeta agent pin {name} --lift`", markup=False)
+    if not _answers(item):
+        out.print("nothing answers: " + ("no slot serves" if item["active"] is None else "no worker runs"), markup=False)
+    rows = [
+        (
+            f"{slot['slot']}{' active' if slot['active'] else ''}",
+            slot["version"],
+            slot["state"],
+            output.short(slot["checksum"]),
+            sum(worker["in_flight"][slot["slot"]] for worker in item["workers"]),
+        )
+        for slot in item["slots"]
+    ]
+    out.print(output.table(("SLOT", "VERSION", "STATE", "CHECKSUM", "IN FLIGHT"), rows))
+    for what in ("doing", "trouble", "damage"):
+        if said.get(what):
+            out.print(f"{what}: {output.printable(said[what])}", markup=False)
 
 
 main = command("agent inspect", NodeOptions, _inspect)

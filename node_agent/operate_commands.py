@@ -17,6 +17,7 @@ from node_agent.node_options import NodeOptions, ask_control
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import command
+from raftmeta.core.errors import CODES, RaftmetaError
 
 MAX_REASON = 200  # characters
 
@@ -106,22 +107,72 @@ class PlanOptions(NodeOptions):
 
 
 def _plan(options: PlanOptions) -> int:
-    """Show what a running node would do next, step by step, and what that would move. Does none of it."""
+    """Show what a running node would do next, step by step, and what that would move. Does none of it.
+
+    With --dry-run, exit code 1 when the node would not take the version, and 3 when there is none of that name.
+    """
     plans = _tell(options, lambda number: GetPlan(number, options.dry_run))
+    if options.dry_run:
+        _raise_what_all_refuse(plans, options.dry_run)
     if options.json:
         output.print_json(plans)
-        return Exit.OK
+    else:
+        _print_plans(plans)
+    takes = [name for name, item in plans.items() if not (_declined(item) or (item["refused"] and not item["steps"]))]
+    return Exit.OK if takes or not options.dry_run else Exit.NO
+
+
+def _raise_what_all_refuse(plans: dict[str, Any], version: str) -> None:
+    """A version that no deployment of the node could look up: what the control plane, or the way to it, said."""
+    told = [item["refused"].partition(f" {version}: ")[2].partition(": ") for item in plans.values()]
+    if told and all(code in CODES for code, _, _ in told):
+        code, _, detail = told[0]
+        raise RaftmetaError(code, detail)
+
+
+def _declined(item: dict[str, Any]) -> dict[str, Any] | None:
+    """The step that lets a rollout fail because of a pin, None when there is none."""
+    return next((step for step in item["steps"] if step["step"] == "Decline"), None)
+
+
+def _print_plans(plans: dict[str, Any]) -> None:
     out = output.console()
     rows: list[tuple[object, ...]] = []
+    is_told = False
     for name, item in plans.items():
+        declined = _declined(item)
+        if declined:
+            kept, why = output.printable(str(declined.get("pinned", ""))), output.printable(str(declined.get("reason", "")))
+            out.print(f"{name}: declines {declined['version']}: {kept} is pinned ({why})", markup=False, soft_wrap=True)
         if item["refused"]:
-            out.print(f"{name}: {output.printable(item['refused'])}", markup=False)
-        rows += [(name, step["step"], step["version"], step.get("slot", ""), _moves(step)) for step in item["steps"]]
+            out.print(f"{name}: {output.printable(item['refused'])}", markup=False, soft_wrap=True)
+        is_told = is_told or bool(declined or item["refused"])
+        rows += [
+            (name, _step_name(step), step["version"], step.get("slot", ""), _moves(step)) for step in item["steps"] if step != declined
+        ]
     if rows:
         out.print(output.table(("DEPLOYMENT", "STEP", "VERSION", "SLOT", "MOVES"), rows))
-    else:
+    elif not plans:
+        out.print("no deployment lists this node", markup=False)
+    elif not is_told:
         out.print("nothing left to do", markup=False)
-    return Exit.OK
+
+
+_STEP_NAMES = {  # for people; JSON has the names of the code
+    "Fetch": "fetch",
+    "StageInto": "stage",
+    "Verify": "verify",
+    "Warm": "warm",
+    "AwaitQuiet": "wait for quiet",
+    "SwitchTo": "switch",
+    "AwaitWorkers": "await workers",
+    "Obey": "note the order",
+    "Attest": "attest",
+}
+
+
+def _step_name(step: dict[str, Any]) -> str:
+    return f"{_STEP_NAMES.get(step['step'], step['step'])} {step.get('stage', '')}".rstrip()
 
 
 def _moves(step: dict[str, Any]) -> str:
@@ -131,7 +182,7 @@ def _moves(step: dict[str, Any]) -> str:
     if counters is None:
         return str(step.get("unknown", ""))
     read, copied, kept = (output.size(counters[name]) for name in ("bytes_read", "bytes_from_active", "bytes_kept"))
-    return f"{read} from the store, {copied} from the active slot, {kept} stay"
+    return f"{read} from store, {copied} from active, {kept} kept"
 
 
 plan = command("agent plan", PlanOptions, _plan)

@@ -6,6 +6,7 @@ answer. Nothing is published, and nothing in the directory is changed.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from io import FileIO
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from consistency.artifact_files import list_files
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import JsonOptions, command
@@ -50,6 +52,9 @@ def _probe(options: ProbeOptions) -> int:
         raise UsageFault(f"{options.directory} is no directory", "name the directory that will be published")
     if (options.directory / module_description.FILE).is_file():
         raise UsageFault(f"{options.directory} describes a module that takes no text", "publish it without probes, or with your own")
+    if options.out is not None:
+        _check_out(options.out)
+    list_files(options.directory)
     made = answers(options.directory, tuple(options.text or TEXTS), options)
     faults = list(probes.faults([made]))
     if faults:
@@ -58,7 +63,10 @@ def _probe(options: ProbeOptions) -> int:
     if options.out is None:
         sys.stdout.write(data.decode())
         return Exit.OK
-    options.out.write_bytes(data)
+    try:
+        options.out.write_bytes(data)
+    except OSError as cause:
+        raise _unwritable(options.out, cause.strerror or str(cause)) from cause
     rows, width = made.outputs[0].shape
     if options.json:
         output.print_json({"file": str(options.out), "texts": rows, "width": width, "kernel": made.kernel, "threads": made.threads})
@@ -69,6 +77,20 @@ def _probe(options: ProbeOptions) -> int:
         markup=False,
     )
     return Exit.OK
+
+
+def _check_out(path: Path) -> None:
+    """Before the model runs, which takes half a minute and more."""
+    if path.is_dir():
+        raise _unwritable(path, "it is a directory")
+    if not path.parent.is_dir():
+        raise _unwritable(path, f"{path.parent} is no directory")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _unwritable(path, "permission denied")
+
+
+def _unwritable(path: Path, why: str) -> UsageFault:
+    return UsageFault(f"--out {path} cannot be written: {why}", "name a file in a directory that is there, for example: --out probes.json")
 
 
 def answers(directory: Path, texts: tuple[str, ...], options: ProbeOptions) -> Probe:
@@ -108,7 +130,7 @@ def _load(directory: Path) -> Instance:
 
 def _views(directory: Path) -> SlotViews:
     """The directory's tensors in memory of this process, laid out as in a slot."""
-    from consistency.artifact_files import WEIGHTS_SUFFIX, list_files, open_inside
+    from consistency.artifact_files import WEIGHTS_SUFFIX, open_inside
     from consistency.artifact_reader import read_header
     from node_agent import layout as layouts
     from node_agent.binding import SlotViews

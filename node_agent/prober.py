@@ -96,5 +96,6 @@ class Prober:
         sign = ">=" if first.measure == "cosine" else "<="
         expected = f"{first.measure} {sign} {first.limit:g} of what {made.kernel or 'an unnamed kernel'} with {made.threads} threads gave"
         found = f"{first.note or format(first.value, 'g')} on {self._places.kernel} with {self._places.threads} threads"
-        subject = f"probe {first.probe!r}, output {first.output!r}, and {len(wrong) - 1} more of {len(measured)}"
+        more = f" and {len(wrong) - 1} more of {len(measured)} outputs" if len(wrong) > 1 else ""
+        subject = f"probe {first.probe!r}, output {first.output!r}{more}"
         raise Refusal("probe_drift", subject, expected, found, "probe")

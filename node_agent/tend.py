@@ -18,6 +18,7 @@ from node_agent.fetch import Cancelled
 from node_agent.plan import (
     Attest,
     Change,
+    Decline,
     Fetch,
     Goal,
     Order,
@@ -173,7 +174,11 @@ class Tender:
         return plan(goal, self._see(goal))
 
     def _cost(self, step: Step, goal: Goal) -> dict[str, Any]:
-        """Of fetching and staging, as far as what the version consists of is known here."""
+        """What more there is to say of a step: of fetching and staging as far as what the version consists of is known here."""
+        if isinstance(step, Attest):
+            return {"stage": step.stage.value}
+        if isinstance(step, Decline):
+            return {"pinned": step.pinned.target.label, "reason": step.pinned.reason}
         if isinstance(step, Fetch):
             missing = self.prepared.missing_bytes(step.target)
             return {"unknown": "its manifest is not on this node yet"} if missing is None else {"bytes_to_fetch": missing}

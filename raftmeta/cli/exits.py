@@ -78,6 +78,11 @@ _HINTS = {
     "compacted": "start again from the present: leave --from away",
     "quota_exceeded": "delete versions that nothing names any more",
 }
+_UNREAD = {  # files that a client is set up with
+    "client configuration": "`raftmeta init DIR` writes it as DIR/client.toml; name it with --config FILE or RAFTMETA_CLIENT_CONFIG, "
+    "for example: raftmeta status --config ./cluster/client.toml",
+    "token_file": "`raftmeta init DIR` writes DIR/tokens/ROLE.token; name it as token_file in client.toml, or with RAFTMETA_TOKEN_FILE",
+}
 _BY_CLASS = {
     ErrorClass.INVALID: "correct what the text above names, and try again",
     ErrorClass.REJECTED: "look again (`raftmeta status`) and decide",
@@ -96,7 +101,7 @@ def hint(error: RaftmetaError) -> str:
     """What to do next."""
     if isinstance(error, Unfinished | Unusable):
         return error.next_step
-    return _HINTS.get(error.code, _BY_CLASS[error.info.error_class])
+    return _UNREAD.get(str(error.params.get("unread")), "") or _HINTS.get(error.code, _BY_CLASS[error.info.error_class])
 
 
 def exit_code(error: RaftmetaError) -> Exit:

@@ -73,7 +73,10 @@ def describe(rollout: Mapping[str, Any]) -> str:
 def failure_text(rollout: Mapping[str, Any]) -> str:
     failure = rollout.get("failure") or {}
     where = f" on {failure['node']}" if failure.get("node") else ""
-    return f"{failure.get('code') or 'no code'}{where}: {failure.get('detail') or 'no detail'}"
+    code, detail = failure.get("code") or "no code", failure.get("detail") or "no detail"
+    if detail.startswith((f"{code}: ", f"{code} in ")):  # a node names the very refusal, which may be called as its class is
+        return f"{code}{where}{detail.removeprefix(code)}"
+    return f"{code}{where}: {detail}"
 
 
 def cost_rows(rollout: Mapping[str, Any]) -> list[tuple[object, ...]]:

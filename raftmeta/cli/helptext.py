@@ -47,6 +47,11 @@ def print_group(word: str, names: list[str]) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+def print_below(word: str, names: list[str]) -> None:
+    """After the help of a command that does something itself: the commands below it."""
+    sys.stdout.write("\n".join(["", "Commands below it:", *_rows([(name, commands.COMMANDS[name].help) for name in names])]) + "\n")
+
+
 def _rows(rows: list[tuple[str, str]]) -> list[str]:
     width = min(_WIDTH_LIMIT, shutil.get_terminal_size((80, 24)).columns)
     column = max(map(len, commands.COMMANDS))

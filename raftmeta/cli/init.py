@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from raftmeta.addresses import is_host, is_ip, is_loopback, join_address
+from raftmeta.cli.exits import Unusable
 from raftmeta.cli.init_directory import ended_by_signal, remove_left_over, working_directory
 from raftmeta.cli.init_files import Folder, agent_toml, client_toml, principals_toml, server_toml
 from raftmeta.config import MAX_MEMBERS
@@ -42,6 +43,7 @@ PEER_OFFSET = 100  # peer ports lie this far above the API ports, agents' twice 
 AGENT_OFFSET = 200
 MAX_AGENTS = 64
 LOCAL_HOST = "127.0.0.1"
+EXAMPLE = "for example: raftmeta init ./cluster --zones a,b,c --hosts h1,h2,h3 --agent a:node-a@g1 --agent b:node-b@g2"
 HOLDERS = (Role.ADMIN, Role.OPERATOR, Role.PUBLISHER, Role.READER, Role.CHECKER, Role.INFERENCE)  # of a token each, beside the agents
 
 _RESERVED = frozenset({"agents", "authority", "tokens"})
@@ -126,7 +128,10 @@ def init_cluster(directory: Path, zones: Sequence[str], options: InitOptions, no
 
 
 def _exists(target: Path) -> RaftmetaError:
-    return RaftmetaError("bad_field", f"{target} exists already; init makes a new directory and never changes one that is there")
+    fault = RaftmetaError("bad_field", f"{target} exists already; init makes a new directory and never changes one that is there")
+    return Unusable(
+        fault, f"go on with what it holds (`ls {target}`), or name another one, for example: raftmeta init {target}-2 --zones a,b,c"
+    )
 
 
 def plan_cluster(zones: Sequence[str], options: InitOptions) -> ClusterPlan:
@@ -137,7 +142,7 @@ def plan_cluster(zones: Sequence[str], options: InitOptions) -> ClusterPlan:
     if not 0 <= options.base_port <= 65535 - AGENT_OFFSET - MAX_AGENTS:
         faults.append(f"base port {options.base_port} is outside 0..{65535 - AGENT_OFFSET - MAX_AGENTS}")
     if faults:
-        raise RaftmetaError("bad_field", "; ".join(faults))
+        raise Unusable(RaftmetaError("bad_field", "; ".join(faults)), EXAMPLE)
     ports = _ports(options.base_port, 2 * len(zones) + len(parsed))
     members = [_plan_member(zones, hosts, number, ports) for number in range(len(zones))]
     host_of_zone = dict(zip(reversed(zones), reversed(hosts), strict=True))  # the first host of a repeated zone

@@ -63,7 +63,9 @@ def _init(options: InitCommandOptions) -> int:
                 markup=False,
                 soft_wrap=True,
             )
-        lines = [f"cluster {result.cluster_id} in {result.directory}", "", "start each on its machine:"]
+        lines = [f"cluster {result.cluster_id} in {result.directory}", ""]
+        lines += [f"keep away from the machines: {result.directory / 'authority' / 'ca.key'}", ""]
+        lines += ["start each on its machine, with a copy of its folder:"]
         lines += [f"  raftmeta server --config {path}" for path in result.servers]
         lines += [f"  raftmeta agent --config {path}" for path in result.agents]
         lines += ["", "then:", f"  export RAFTMETA_CLIENT_CONFIG={result.client}", "  raftmeta cluster status"]

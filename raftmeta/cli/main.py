@@ -64,7 +64,15 @@ def _dispatch(words: list[str]) -> int:
     if found is None:
         return _unknown(words)
     name, rest = found
-    return int(load(name)(rest) or 0)
+    return _run(name, rest)
+
+
+def _run(name: str, rest: list[str]) -> int:
+    code = int(load(name)(rest) or 0)
+    below = commands.below(name)
+    if below and rest == ["--help"]:
+        helptext.print_below(name, below)
+    return code
 
 
 def load(name: str) -> Command:
@@ -90,7 +98,7 @@ def _help(words: list[str]) -> int:
     found = commands.find(words)
     if found is None:
         return _unknown(words)
-    return int(load(found[0])(["--help"]) or 0)
+    return _run(found[0], ["--help"])
 
 
 def _unknown(words: list[str]) -> int:
@@ -98,11 +106,26 @@ def _unknown(words: list[str]) -> int:
     if group and (len(words) == 1 or words[1] in ("--help", "-h")):
         helptext.print_group(words[0], group)
         return exits.Exit.OK if len(words) > 1 else exits.Exit.USAGE
-    typed = " ".join(words[:2]) if group else words[0]
-    meant = suggest.nearest(typed, group or commands.COMMANDS)
+    if group:
+        raise _unknown_below(words[0], words[1], group)
+    meant = suggest.nearest(words[0], commands.COMMANDS)
     if meant is None:
-        raise exits.UsageFault(f"{typed!r} is no command", "`raftmeta --help` lists them; to see everything work: raftmeta demo")
-    raise exits.UsageFault(f"{typed!r} is no command", f"did you mean `{meant}`? For example: {commands.COMMANDS[meant].example}")
+        raise exits.UsageFault(f"{words[0]!r} is no command", "`raftmeta --help` lists them; to see everything work: raftmeta demo")
+    raise _mistyped(words[0], meant)
+
+
+def _unknown_below(first: str, second: str, group: Sequence[str]) -> exits.UsageFault:
+    """Judged by the second word alone: the first, which all of them share, would make any word look near."""
+    endings = [name.removeprefix(f"{first} ") for name in group]
+    meant = suggest.nearest(second, endings)
+    if meant is not None:
+        return _mistyped(f"{first} {second}", f"{first} {meant}")
+    hint = f"below `raftmeta {first}` there are {', '.join(endings)}; `raftmeta {first} --help` says what each does"
+    return exits.UsageFault(f"{first + ' ' + second!r} is no command", hint)
+
+
+def _mistyped(typed: str, meant: str) -> exits.UsageFault:
+    return exits.UsageFault(f"{typed!r} is no command", f"did you mean `{meant}`? For example: {commands.COMMANDS[meant].example}")
 
 
 def _report(words: list[str], code: str, what: str, hint: str, exit_code: exits.Exit) -> int:

@@ -94,7 +94,7 @@ def _read(path: Path, what: str) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as cause:
-        raise RaftmetaError("bad_field", f"{what} {path} cannot be read: {cause.strerror}") from cause
+        raise RaftmetaError("bad_field", f"{what} {path} cannot be read: {cause.strerror}", unread=what) from cause
     if len(data) > MAX_FILE_BYTES:
         raise RaftmetaError("bad_field", f"{what} {path} has more than {MAX_FILE_BYTES} bytes")
     try:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from raftmeta.cli.exits import Exit, Unfinished, exit_code, hint
-from raftmeta.cli.follow import Teller, follow
+from raftmeta.cli.follow import Teller, failure_text, follow
 from raftmeta.client import Client, Options, RaftmetaError, Reply
 from tests.unit.client.members import Handler, Members, dead, in_turn, ok, problem, run
 
@@ -99,3 +99,17 @@ def test_a_member_that_is_silent_is_said_to_be_silent_and_not_a_type_of_error() 
 
     with pytest.raises(RaftmetaError, match=r"did not answer: nothing came within 0\.05 s"):
         run(work())
+
+
+@pytest.mark.parametrize(
+    ("detail", "text"),
+    [
+        ("probe_drift: probe 'texts': expected 1", "probe_drift on node-b: probe 'texts': expected 1"),
+        ("probe_drift in bind: expected 1", "probe_drift on node-b in bind: expected 1"),
+        ("not_quiet in gate: search", "probe_drift on node-b: not_quiet in gate: search"),
+        ("probe_drifting", "probe_drift on node-b: probe_drifting"),
+        ("", "probe_drift on node-b: no detail"),
+    ],
+)
+def test_a_failure_names_its_code_once(detail: str, text: str) -> None:
+    assert failure_text({"failure": {"code": "probe_drift", "node": "node-b", "detail": detail}}) == text

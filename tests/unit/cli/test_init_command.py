@@ -16,6 +16,7 @@ def test_it_prints_what_to_start_and_where_the_client_finds_it(tmp_path: Path, c
     target = tmp_path / "cluster"
     assert main(["init", str(target), "--zones", "a,b,c", "--agent", "a:node-a", "--base-port", "0"]) == Exit.OK
     out = capsys.readouterr().out
+    assert f"keep away from the machines: {target / 'authority' / 'ca.key'}" in out and (target / "authority" / "ca.key").is_file()
     for name in ("a/server.toml", "b/server.toml", "c/server.toml", "agents/node-a/agent.toml", "client.toml"):
         assert str(target / name) in out and (target / name).is_file()
 
@@ -41,12 +42,14 @@ def test_a_wrong_request_says_what_is_wrong_and_writes_nothing(
     words: list[str], exit_code: Exit, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", str(tmp_path / "cluster"), *words]) == exit_code
-    assert said in capsys.readouterr().err
+    error, hint = capsys.readouterr().err.splitlines()
+    assert said in error and "for example: " in hint
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_is_there_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "keep").touch()
     assert main(["init", str(tmp_path), "--zones", "a"]) == Exit.USAGE
-    assert "exists already" in capsys.readouterr().err
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "exists already" in error and f"for example: raftmeta init {tmp_path}-2 " in hint
     assert [path.name for path in tmp_path.iterdir()] == ["keep"]

@@ -78,7 +78,27 @@ def test_a_group_without_its_command_lists_what_it_has(capsys: pytest.CaptureFix
     assert main(["cluster", "statsu"]) == exits.Exit.USAGE
     assert "did you mean `cluster status`" in capsys.readouterr().err
     assert main(["agent", "inspekt"]) == exits.Exit.USAGE  # where the word before is a command, too
-    assert "'agent inspekt' is no command" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "'agent inspekt' is no command" in err and "did you mean `agent inspect`" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["agent", "foo"], "inspect, plan, cordon, pin, abort, reclaim"), (["cluster", "x"], "raise-level")]
+)
+def test_a_word_of_a_group_that_is_near_nothing_gets_the_list_of_the_group(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == exits.Exit.USAGE
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: {' '.join(words)!r} is no command (usage)"
+    assert said in hint and f"`raftmeta {words[0]} --help`" in hint and "did you mean" not in hint
+
+
+@pytest.mark.parametrize("words", [["agent", "--help"], ["help", "agent"]])
+def test_the_help_of_a_command_names_those_below_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "--purge-arena" in out and all(f"  {name} " in out for name in commands.below("agent"))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +133,17 @@ def test_a_faulty_client_configuration_is_reported_by_name(tmp_path: Path, capsy
     (tmp_path / "client.toml").write_text("url = 1")
     assert main(["status", "--config", str(tmp_path / "client.toml")]) == exits.Exit.USAGE
     assert "'url' is no setting" in capsys.readouterr().err
+
+
+def test_files_of_a_client_that_are_not_there_lead_to_what_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "client.toml"
+    assert main(["status", "--config", str(file)]) == exits.Exit.USAGE
+    error, hint = capsys.readouterr().err.splitlines()
+    assert str(file) in error and "DIR/client.toml" in hint and "for example: raftmeta status --config" in hint
+    file.write_text('token_file = "none.token"')
+    assert main(["status", "--config", str(file)]) == exits.Exit.USAGE
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "none.token" in error and "tokens/ROLE.token" in hint
 
 
 @pytest.mark.parametrize("code", sorted(CODES))

@@ -155,6 +155,31 @@ def test_a_publish_without_block_checks_says_so(
     assert not list(root.glob("*.wcv"))
 
 
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [
+        (
+            [],
+            "next         raftmeta deploy NAME --model tiny --primary ZONE:NODE --standby ZONE:NODE\n"
+            "             raftmeta activate NAME 1.0.0\n",
+        ),
+        ([("search", "tiny"), ("other", "large")], "next         raftmeta activate search 1.0.0\n"),
+        (None, "next         raftmeta activate DEPLOYMENT 1.0.0\n"),
+    ],
+)
+def test_the_next_step_is_one_that_can_be_taken(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str], listed: list[tuple[str, str]] | None, told: str
+) -> None:
+    page = (
+        problem("forbidden")
+        if listed is None
+        else Answer({"items": [{"name": name, "model": model} for name, model in listed], "next": None})
+    )
+    stub.routes["GET", "/v1/deployments"] = always(page)
+    assert run(stub, root) == 0
+    assert capsys.readouterr().out.endswith(told)
+
+
 def test_the_same_bytes_again_are_a_success(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def again(body: Any, query: dict[str, str]) -> Answer:
         return Answer(publishing(body, query).body, 200)
@@ -191,19 +216,29 @@ def test_a_directory_that_is_none_of_a_model_says_what_was_expected_and_found(
     assert error == f"error: {str(tmp_path)!r} holds no *.safetensors: expected at least one, found notes.txt (bad_manifest)"
     assert "config.json and *.safetensors" in hint
     assert run(stub, tmp_path / "not there") == 3
-    assert "not there is no directory: No such file or directory; expected" in capsys.readouterr().err
-    assert [request for request in stub.requests if request[0] != "GET"] == []
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "not there is no directory: No such file or directory; expected" in error and "for example: raftmeta publish " in hint
+    assert stub.requests == []
 
 
-def test_nothing_is_read_when_no_member_answers_or_knows_who_asks(
-    stub: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_read_when_no_member_answers_or_knows_who_asks(stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stub.routes["GET", "/v1/cluster"] = always(problem("unauthenticated", "expected a bearer token"))
-    assert run(stub, tmp_path / "not there") == 1
-    assert "expected a bearer token (unauthenticated)" in capsys.readouterr().err
-    gone = ["publish", str(tmp_path / "not there"), "--model", "tiny", "--label", "1", "--url", "http://127.0.0.1:9", "--timeout", "0.2"]
+    assert run(stub, root) == 1
+    told = capsys.readouterr().err
+    assert "expected a bearer token (unauthenticated)" in told and "read " not in told
+    gone = ["publish", str(root), "--model", "tiny", "--label", "1", "--url", "http://127.0.0.1:9", "--timeout", "0.2"]
     assert main(gone) == 2
-    assert "(no_quorum)" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "(no_quorum)" in told and "read " not in told
+
+
+def test_what_is_wrong_with_a_source_is_said_before_anything_is_read_or_asked(
+    stub: StubServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(stub, root, "--all-bound", "--source", "ftp://store.example/tiny/") == 3
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "--source 'ftp://store.example/tiny/' is not a file, http, https or s3 URL" in error and "s3://bucket/prefix/" in hint
+    assert stub.requests == []
 
 
 @pytest.mark.parametrize(

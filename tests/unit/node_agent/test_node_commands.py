@@ -14,13 +14,13 @@ import pytest
 from node_agent import config as configuration
 from node_agent import failure, names, report
 from node_agent.device.arena import Arena, ArenaUse
-from node_agent.device.control_block import ControlBlock
+from node_agent.device.control_block import ControlBlock, row_start
 from node_agent.device.port import SlotRecord
 from node_agent.inspect_command import look
 from node_agent.ipc import Server
 from node_agent.journal import DeploymentRecord, Journal
 from node_agent.messages import Abort, Done, Fault, GetPlan, Json, Numbered, Reply, SetCordon, SetPin
-from node_agent.plan import Order, Target
+from node_agent.plan import Order, Pinned, Target
 from node_agent.slots import Switch
 from raftmeta.cli.main import main
 from raftmeta.core.types import SideName, StageCounters
@@ -102,6 +102,30 @@ def test_the_exit_status_says_whether_everything_serves(node: Node, capsys: pyte
     assert "not running" in text and "1 active" in text and "2.0.0" in text and "kept" in text
 
 
+def test_a_node_whose_workers_have_ended_serves_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.serve(1)
+    block = ControlBlock.open(node.shm / node.record.control_block)
+    block.words[row_start(3) + 1] += 1  # another process than the one that has this pid now
+    block.close()
+    status, text = run(capsys, "inspect", "--config", str(node.file))
+    assert status == 1 and "nothing answers: no worker runs" in text
+    (worker,) = node.look()["deployments"][0]["workers"]
+    assert not worker["running"]
+
+
+def test_a_pin_is_shown_with_its_version_and_reason(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    Journal(node.store, "n1").put(msgspec.structs.replace(node.record, pinned=Pinned(TARGET, "audit")))
+    assert "pinned to 2.0.0: audit; obeys again after" in run(capsys, "inspect", "--config", str(node.file))[1]
+    (deployment,) = json.loads(run(capsys, "inspect", "--json", "--config", str(node.file))[1])["deployments"]
+    assert deployment["pinned"] == {
+        "model": "tiny",
+        "label": "2.0.0",
+        "checksum": "c" * 64,
+        "vector_root": "d" * 64,
+        "reason": "audit",
+    }
+
+
 def test_looking_changes_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_bytes() for path in (*node.shm.iterdir(), *node.store.rglob("*")) if path.is_file()}
     _, text = run(capsys, "inspect", "--json", "--config", str(node.file))
@@ -112,7 +136,7 @@ def test_looking_changes_nothing(node: Node, capsys: pytest.CaptureFixture[str])
 
 def test_reclaim_takes_what_can_never_serve_again_and_the_rest_only_when_told(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     old = node.shm / "raftmeta-old.arena"
-    Arena.create(old, 1).close()
+    Arena.create(old, 1, ArenaUse.of(node.store, "n1", "before")).close()
     rewrite_header(old, boot_id="earlier")
     kept = node.shm / node.record.arena
 
@@ -126,6 +150,28 @@ def test_reclaim_takes_what_can_never_serve_again_and_the_rest_only_when_told(no
 
     status, text = run(capsys, "reclaim", "--config", str(node.file), "--kept")
     assert status == 0 and not kept.exists()
+
+
+def test_reclaim_touches_arenas_of_other_nodes_only_when_told(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs, nobodys = node.shm / "raftmeta-n2.arena", node.shm / "raftmeta-n.arena"
+    Arena.create(theirs, 1, ArenaUse.of(node.store / "other", "n1", "search")).close()  # the same name, another store
+    Arena.create(nobodys, 1).close()
+    rewrite_header(nobodys, format="raftmeta-arena-0")
+    status, text = run(capsys, "reclaim", "--config", str(node.file), "--kept", "--dry-run")
+    assert status == 0 and "NODE" in text and theirs.name not in text and "2 more of other nodes" in text
+    assert run(capsys, "reclaim", "--config", str(node.file), "--kept")[0] == 0
+    assert theirs.exists() and nobodys.exists() and not (node.shm / node.record.arena).exists()
+    assert run(capsys, "reclaim", "--config", str(node.file), "--all-nodes")[0] == 0
+    assert theirs.exists() and not nobodys.exists()
+    assert run(capsys, "reclaim", "--config", str(node.file), "--kept", "--all-nodes")[0] == 0
+    assert not theirs.exists()
+
+
+def test_an_arena_that_says_of_no_node_is_this_nodes_where_its_record_names_it(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    arena = node.shm / node.record.arena
+    rewrite_header(arena, format="raftmeta-arena-0")
+    assert run(capsys, "reclaim", "--config", str(node.file))[0] == 0
+    assert not arena.exists()
 
 
 def test_reclaim_leaves_what_is_in_use(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,15 +209,17 @@ class Control:
         self.cordons: list[str] = []
         self.planned: list[str] = []
         self.told: list[SetPin | Abort] = []
-        self.plans = {
+        moved = StageCounters(bytes_read=10_000_000, bytes_from_active=999_900_000, bytes_kept=999_900_000)
+        self.plans: dict[str, dict[str, Any]] = {
             "search": {
                 "goal": "2.0.0",
                 "rollout": "r1",
                 "refused": "",
                 "steps": [
                     {"step": "Fetch", "version": "3.0.0"},
-                    {"step": "StageInto", "version": "3.0.0", "slot": 0, "counters": report.counters(StageCounters(bytes_read=10_000_000))},
+                    {"step": "StageInto", "version": "3.0.0", "slot": 0, "counters": report.counters(moved)},
                     {"step": "Warm", "version": "3.0.0", "slot": 0},
+                    {"step": "Attest", "version": "3.0.0", "stage": "ready"},
                 ],
             }
         }
@@ -212,15 +260,52 @@ def test_a_plan_is_shown_step_by_step_with_what_it_moves(node: Node, capsys: pyt
     with control.running():
         status, text = run(capsys, "plan", "--config", str(node.file))
         assert status == 0
-        assert [line.split()[1] for line in text.splitlines()[1:]] == ["Fetch", "StageInto", "Warm"]
-        assert "10.0 MB from the store" in text
+        assert [line[13:28].strip() for line in text.splitlines()[1:]] == ["fetch", "stage", "warm", "attest ready"]
+        assert "10.0 MB from store, 999.9 MB from active, 999.9 MB kept" in text and max(map(len, text.splitlines())) <= 100
         assert json.loads(run(capsys, "plan", "--json", "--config", str(node.file))[1]) == control.plans
-        control.plans["search"]["steps"][0]["bytes_to_fetch"] = 20_000_000  # type: ignore[index]
+        control.plans["search"]["steps"][0]["bytes_to_fetch"] = 20_000_000
         assert "20.0 MB from the sources" in run(capsys, "plan", "--dry-run", "3.0.0", "--config", str(node.file))[1]
         assert control.planned == ["", "", "3.0.0"]
         control.plans = {"search": {"goal": "", "rollout": "", "refused": "the order is older", "steps": []}}
         text = run(capsys, "plan", "--config", str(node.file))[1]
-        assert "search: the order is older" in text and "nothing left to do" in text
+        assert text == "search: the order is older\n"
+        control.plans = {"search": {"goal": "2.0.0", "rollout": "", "refused": "", "steps": []}}
+        assert run(capsys, "plan", "--config", str(node.file)) == (0, "nothing left to do\n")
+
+
+def test_a_dry_run_of_a_version_that_does_not_exist_is_a_usage_error(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    control = Control(node)
+    refused = "tiny 9: unknown_version: model 'tiny' has no version '9'"
+    control.plans = {"search": {"goal": "", "rollout": "", "refused": refused, "steps": []}}
+    with control.running():
+        assert main(["agent", "plan", "--dry-run", "9", "--config", str(node.file)]) == 3
+        captured = capsys.readouterr()
+        assert captured.out == "" and "error: model 'tiny' has no version '9' (unknown_version)\nhint:  `raftmeta versions" in captured.err
+        status, text = run(capsys, "plan", "--dry-run", "9", "--json", "--config", str(node.file))
+        assert (status, json.loads(text)["error"]["code"]) == (3, "unknown_version")
+        control.plans["other"] = {"goal": "1", "rollout": "dry run", "refused": "", "steps": [{"step": "Fetch", "version": "9"}]}
+        status, text = run(capsys, "plan", "--dry-run", "9", "--config", str(node.file))
+        assert status == 0 and refused in text and "fetch" in text
+
+
+@pytest.mark.parametrize(
+    ("refused", "steps", "said"),
+    [
+        ("", [{"step": "Decline", "version": "3.0.0", "pinned": "2.0.0", "reason": "audit"}], "declines 3.0.0: 2.0.0 is pinned (audit)"),
+        ("the control plane was not heard yet", [], "was not heard yet"),
+        ("tiny 3.0.0: integrity_mismatch: manifest of tiny/3.0.0", [], "manifest of tiny/3.0.0"),
+    ],
+)
+def test_a_dry_run_that_the_node_would_not_take_says_no_and_why(
+    node: Node, capsys: pytest.CaptureFixture[str], refused: str, steps: list[dict[str, Any]], said: str
+) -> None:
+    control = Control(node)
+    control.plans = {"search": {"goal": "2.0.0", "rollout": "dry run", "refused": refused, "steps": steps}}
+    with control.running():
+        status, text = run(capsys, "plan", "--dry-run", "3.0.0", "--config", str(node.file))
+        assert status == 1 and said in text and "nothing left" not in text
+        assert run(capsys, "plan", "--dry-run", "3.0.0", "--json", "--config", str(node.file))[0] == 1
+        assert run(capsys, "plan", "--config", str(node.file))[0] == 0
 
 
 def test_a_cordon_is_set_with_its_reason_and_lifted(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,8 @@ def test_a_rollout_fails_as_fenced_where_another_version_is_pinned_and_nothing_o
     async def work() -> None:
         await scene.roll(None, 1)
         await scene.tender.pin("audit")
+        (step,) = scene.tender.preview(scene.target(2))["steps"]
+        assert step == {"step": "Decline", "version": "2.0.0", "pinned": "1.0.0", "reason": "audit"}
         fetched = list(scene.provider.fetched)
         await scene.rest(scene.goal(1, Change("r-2", Phase.PREPARING, scene.target(2), None)))
         assert (scene.last()["stage"], scene.last()["code"]) == ("failed", "fenced")

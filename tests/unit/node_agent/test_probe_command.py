@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import msgspec
@@ -63,6 +64,26 @@ def test_a_directory_that_cannot_be_run_is_an_error_and_no_file(tmp_path: Path, 
     assert not (tmp_path / "probes.json").exists()
     assert main(["probe", str(tmp_path / "none")]) == 3
     assert main(["probe", str(directory), "--limit", "7"]) == 3
+
+
+@pytest.mark.parametrize("out", ["none/probes.json", ".", "v1/model.safetensors/probes.json"])
+def test_a_file_that_cannot_be_written_is_said_before_the_model_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    directory = write_encoder(tmp_path / "v1", seed=1)
+    monkeypatch.setitem(sys.modules, "torch", None)  # whoever imports it fails
+    assert main(["probe", str(directory), "--out", str(tmp_path / out)]) == 3
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "--out" in error and "cannot be written" in error and "for example: --out probes.json" in hint
+
+
+def test_a_directory_without_weights_is_said_before_anything_heavy_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["probe", str(tmp_path)]) == 1
+    assert "holds no *.safetensors" in capsys.readouterr().err
 
 
 def test_a_directory_that_describes_its_module_is_told_that_it_takes_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

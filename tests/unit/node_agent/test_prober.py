@@ -83,7 +83,9 @@ def test_drift_names_probe_output_limit_and_both_kernels(scene: Scene) -> None:
     other = msgspec.structs.replace(PROBE, name="second", outputs=(ProbeTensor("y", "UINT8", (1,), b"9"),), kernel="there")
     found = refused(scene.prove(PROBE, other)).failure
     assert (found.kind, found.phase) == ("probe_drift", "probe")
-    assert "'second', output 'y'" in found.subject
+    assert found.subject == "probe 'second', output 'y'" and found.detail.startswith("probe_drift: probe 'second', output 'y': expected ")
+    found = refused(scene.prove(other, msgspec.structs.replace(other, name="third"))).failure
+    assert found.subject == "probe 'second', output 'y' and 1 more of 2 outputs"
     assert "there with 4 threads" in found.expected and "here with 1 threads" in found.found
 
 

@@ -253,6 +253,7 @@ def test_a_dry_run_names_the_steps_to_another_version_and_what_is_missing_and_ta
         shown = scene.tender.preview(scene.target(2))
         assert (shown["goal"], shown["rollout"], shown["refused"]) == ("1.0.0", "dry run", "")
         assert [step["step"] for step in shown["steps"]] == ["Fetch", "Attest", "StageInto", "Warm", "Attest"]
+        assert [step["stage"] for step in shown["steps"] if step["step"] == "Attest"] == ["prepared", "ready"]
         assert 100 <= shown["steps"][0]["bytes_to_fetch"] < 1000, "the large tensor is in the slot that serves"
         assert shown["steps"][2]["counters"]["bytes_from_active"] == 70_000
         assert (scene.provider.fetched, scene.remembered.record) == (fetched, record)
