@@ -63,7 +63,7 @@ _HINTS = {
     "expected_version_mismatch": "someone else moved it; look with `raftmeta status` and decide again",
     "already_active": "nothing to do; `raftmeta status` shows it",
     "nothing_to_roll_back": "`raftmeta activate DEPLOYMENT VERSION` goes to any published version",
-    "failover_refused": "`raftmeta failover DEPLOYMENT --to SIDE --dry-run` lists why; `raftmeta check` compares the sides anew",
+    "failover_refused": "`raftmeta failover DEPLOYMENT --to SIDE --dry-run` lists why, and what helps",
     "bad_manifest": "nothing was published; DIR holds config.json and *.safetensors at its top, as `save_pretrained` writes it",
     "version_exists": "a label keeps its bytes; publish under the next one",
     "directory_refused": "end the other process, run as the owner, or name another directory",
