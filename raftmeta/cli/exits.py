@@ -44,6 +44,14 @@ class Unusable(RaftmetaError):
         self.next_step = next_step
 
 
+class Advised(RaftmetaError):
+    """An error of which whoever raises it knows better than its code what to do next."""
+
+    def __init__(self, code: str, detail: str, next_step: str) -> None:
+        super().__init__(code, detail)
+        self.next_step = next_step
+
+
 class UsageFault(Exception):
     """The command line is wrong; says what was found and what helps."""
 
@@ -94,7 +102,7 @@ _USAGE = frozenset({"bad_field", "bad_name", "bad_request", *_UNKNOWN})
 
 def hint(error: RaftmetaError) -> str:
     """What to do next."""
-    if isinstance(error, Unfinished | Unusable):
+    if isinstance(error, Unfinished | Unusable | Advised):
         return error.next_step
     return _HINTS.get(error.code, _BY_CLASS[error.info.error_class])
 
