@@ -104,6 +104,8 @@ def hint(error: RaftmetaError) -> str:
     """What to do next."""
     if isinstance(error, Unfinished | Unusable | Advised):
         return error.next_step
+    if "untrusted" in error.params:
+        return "set ca_file in client.toml to the authority that signed the members' certificates, or give the --config that names it"
     return _HINTS.get(error.code, _BY_CLASS[error.info.error_class])
 
 
