@@ -35,8 +35,10 @@ _Lag = Annotated[float, Meta(ge=-1, le=MAX_LAG_MS)]  # -1: the node does not kno
 class AgentFault(Exception):
     """Why a node could not be looked at."""
 
-    def __init__(self, code: str, detail: str) -> None:
+    def __init__(self, code: str, detail: str, status: int = 0) -> None:
+        """`status`: of the answer, 0 where none refused."""
         super().__init__(f"{code}: {detail}")
+        self.status = status
         self.code = code  # unreachable | timed_out | attested | too_old | insecure_url | bad_answer | untrusted | refused
         # | one of errors.CODES | another one of the node's own
         self.detail = detail

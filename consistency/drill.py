@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from raftmeta.cli.output import printable
 
+MAX_SHOWN = 5  # lost requests, of text
+
 
 class Try(NamedTuple):
     """One request to one node."""
@@ -82,6 +84,8 @@ class Drill:
     moves: Sequence[Move]
     old_nodes: Mapping[str, Sequence[str]]  # side -> nodes
     trouble: str = ""  # why it ended early, and who serves
+    capacity: float = 0.0  # requests a second of the smaller side by its nodes' counts, 0: unknown
+    serves: str = ""  # the side that serves afterwards, "": the members do not say
 
     @property
     def lost(self) -> list[Asked]:
@@ -133,6 +137,8 @@ def as_json(drill: Drill) -> dict[str, Any]:
         "model": drill.model,
         "seconds": round(drill.ended_s - drill.began_s, 3),
         "rate": drill.rate,
+        "capacity_requests_per_s": round(drill.capacity, 3),
+        "serving_side": drill.serves or None,
         "requests": {"asked": len(drill.asked), "retried": drill.retried, "lost": len(drill.lost)},
         "lost": [
             {"due_s": round(asked.due_s - drill.began_s, 3), "faults": [f"{each.node}: {each.fault}" for each in asked.tries]}
@@ -163,7 +169,9 @@ def _lines(drill: Drill) -> Iterator[str]:
     made = as_json(drill)
     requests, latency = made["requests"], made["latency_ms"]
     verdict = "HOLDS" if drill.holds else "DOES NOT HOLD"
-    yield f"{drill.deployment}: drill of a fail-over, {made['seconds']:.0f} s at {drill.rate:g} requests/s   {verdict}"
+    yield f"{drill.deployment}: drill of a fail-over, {made['seconds']:.0f} s at {drill.rate:.3g} requests/s   {verdict}"
+    if drill.capacity:
+        yield f"  load         {load_text(drill.rate, drill.capacity)}"
     if drill.trouble:
         yield f"  ended early  {printable(drill.trouble)}"
     yield f"  requests     {requests['asked']} asked, {requests['retried']} tried again on the other side, {requests['lost']} lost"
@@ -174,7 +182,19 @@ def _lines(drill: Drill) -> Iterator[str]:
         yield f"               longest silence {found.longest_gap_ms:g} ms, {found.breaches} answers of nodes that had refused"
         yield from (f"               {node} refuses after {at_ms:g} ms" for node, at_ms in found.fenced_ms.items())
         yield from (f"               {node} never refused" for node in found.unfenced)
-    yield from (f"  lost         at {each['due_s']:g} s: {'; '.join(each['faults'])}" for each in made["lost"][:5])
+    yield from (f"  lost         at {each['due_s']:g} s: {'; '.join(each['faults'])}" for each in made["lost"][:MAX_SHOWN])
+    if len(drill.lost) > MAX_SHOWN:
+        yield f"  lost         … {len(drill.lost) - MAX_SHOWN} more"
+    serves = f"the {drill.serves} side" if drill.serves else "unknown, the members do not say; `raftmeta status` shows it"
+    yield f"  serves now   {serves}"
+
+
+def load_text(rate: float, capacity: float) -> str:
+    """What is asked for beside what a side is known to answer."""
+    if not capacity:
+        return f"asked for {rate:.3g}/s; what a side answers is not known"
+    more = ", which is more than it takes" if rate > capacity else ""
+    return f"asked for {rate:.3g}/s, a side answers about {capacity:.3g}/s{more}"
 
 
 def _ms(seconds: float) -> float:

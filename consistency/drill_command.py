@@ -8,6 +8,7 @@ come from this machine, at a low rate, with one retry on the other side, as a ro
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shlex
 import time
 from collections.abc import Mapping
@@ -25,10 +26,11 @@ from consistency.drill import Drill
 from consistency.drill_moves import Rehearsal, side_of
 from consistency.drill_run import OTHER, Load
 from consistency.findings import CONSISTENT, Limits
+from consistency.live import Question
 from consistency.live_agents import LiveAgents
 from consistency.node_http import HttpOptions, NodeHttp
 from consistency.recording import record
-from consistency.two_sides import QuestionOptions, manifest_of, questions_for, seen_by_members
+from consistency.two_sides import QuestionOptions, Sides, capacity_of, manifest_of, questions_for, seen_by_members
 from consistency.watching import stopped_by_signals
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit
@@ -39,10 +41,22 @@ from raftmeta.core.errors import RaftmetaError
 if TYPE_CHECKING:
     from raftmeta.client import Client
 
+MAX_RATE = 20.0  # requests a second, without --rate
+LEAST_RATE = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrillOptions(QuestionOptions):
-    rate: Annotated[float, typer.Option("--rate", metavar="REQUESTS", min=0.1, max=10_000, help="A second.")] = 20.0
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            metavar="REQUESTS",
+            min=0.1,
+            max=10_000,
+            help=f"A second; without it half of what the smaller side answers by its nodes' counts, at most {MAX_RATE:g}.",
+        ),
+    ] = None
     steady: Annotated[
         float, typer.Option("--steady", metavar="SECONDS", min=1, max=3600, help="Before, between and after the fail-overs.")
     ] = 5.0
@@ -52,6 +66,8 @@ class DrillOptions(QuestionOptions):
 
 def _drill(options: DrillOptions) -> int:
     """Rehearse a fail-over under requests: to the side that does not serve, and back.
+
+    It loads the nodes that serve, beside the requests of others: with more than they take, others wait or are refused as well.
 
     Exit status: 0 no request was lost after its one retry, the other side answered, and every node of the old side refused; 1 something of
     that does not hold, a fail-over was refused, or it was interrupted; 2 the members or nodes cannot be reached; 3 wrong command line.
@@ -86,7 +102,11 @@ async def _work(options: DrillOptions, progress: output.Progress) -> Drill:
         urls = {"primary": sides.primary, "standby": sides.standby}
         require = _Preconditions(client, options, checked, progress).require
         await require(OTHER[serving])
-        load = Load(options.deployment, urls, agents, questions, options.rate, serving)
+        first = next(questions)
+        capacity = await _capacity(options, sides, LiveAgents(nodes, options.node_timeout, probes=True), first)
+        rate = rate_of(options.rate, capacity)
+        progress.say(output.printable(f"{options.deployment}: {drill.load_text(rate, capacity)}"))
+        load = Load(options.deployment, urls, agents, itertools.chain((first,), questions), rate, serving)
 
         def say(text: str) -> None:
             progress.say(output.printable(text))
@@ -98,9 +118,32 @@ async def _work(options: DrillOptions, progress: output.Progress) -> Drill:
         assert deployment.standby is not None
         nodes_of = {"primary": deployment.primary.nodes, "standby": deployment.standby.nodes}
         moves = tuple(rehearsal.moves)
-        return Drill(
-            deployment.name, deployment.model, options.rate, began_s, time.monotonic(), tuple(load.asked), moves, nodes_of, trouble
-        )
+        ended_s, serves = time.monotonic(), await _serves(client, options.deployment)
+        asked = tuple(load.asked)
+        return Drill(deployment.name, deployment.model, rate, began_s, ended_s, asked, moves, nodes_of, trouble, capacity, serves)
+
+
+async def _capacity(options: DrillOptions, sides: Sides, agents: LiveAgents, question: Question) -> float:
+    """Requests a second; 0 where nobody says it and nobody needs it."""
+    try:
+        return await capacity_of(sides, agents, question)
+    except RaftmetaError:
+        if options.rate:
+            return 0.0
+        raise
+
+
+def rate_of(asked_for: float | None, capacity: float) -> float:
+    """Requests a second. Half of the capacity leaves as much to those whom the side serves."""
+    return asked_for or min(MAX_RATE, max(LEAST_RATE, capacity / 2))
+
+
+async def _serves(client: Client, name: str) -> str:
+    """The side, "" when the members do not say."""
+    try:
+        return str((await client.get_deployment(name))["serving_side"])
+    except RaftmetaError:
+        return ""
 
 
 def _command_back(options: DrillOptions, to: str) -> str:

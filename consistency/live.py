@@ -23,6 +23,7 @@ from consistency.nearness import Flags, cosines, default_limit, divergences, rel
 
 MEMBERS = "members"  # in place of a node
 MAX_KEPT = 100  # samples beyond tolerance
+MAX_SILENCE = 600  # characters of why a node did not answer
 MAX_KEPT_BODY = 16 << 10  # bytes of a kept question
 
 
@@ -248,6 +249,7 @@ class Ledger:
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)  # compared samples by (primary, standby)
     questions: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)  # unanswered, by who was silent
+    silence: dict[str, str] = field(default_factory=dict)  # why, the first time, by who was silent
     late: dict[tuple[str, bool], _Late] = field(default_factory=dict)  # by node, and whether it was settled
 
     def add(self, question: Question, primary: Heard, standby: Heard, judged: Judgement, moment: Moment) -> Judgement | None:
@@ -256,6 +258,7 @@ class Ledger:
         pair = (primary.node, standby.node)
         if judged.kind is Kind.UNANSWERED:
             self.faults[judged.silent] += question.rows
+            self.silence.setdefault(judged.silent, judged.detail.removeprefix(f"{judged.silent}: ")[:MAX_SILENCE])
             return None
         if judged.kind is Kind.SWITCHING:
             passed_s = max(self._late_for(heard, moment.now_s) for heard in (primary, standby) if heard.node in judged.late)

@@ -28,7 +28,7 @@ from consistency.live_report import Ran
 from consistency.live_run import Probing
 from consistency.node_http import HttpOptions, NodeHttp
 from consistency.target import deployment_of
-from consistency.two_sides import QuestionOptions, Sides, manifest_of, questions_for, seen_by_members
+from consistency.two_sides import QuestionOptions, Sides, capacity_of, manifest_of, questions_for, seen_by_members
 from consistency.watching import stopped_by_signals
 from raftmeta.cli import output
 from raftmeta.cli.program import command
@@ -47,7 +47,6 @@ ORDER_S = 5.0  # between questions to the members what is ordered
 MAX_SHARE_RATE = 1000.0  # samples a second by --share: nodes tell what they can compute, and a wrong word must not flood them
 LOOK_S = 30.0  # between looks at the memory of one node
 MAX_ACTIONS = 50  # that the report shows, the newest
-WARM_REQUESTS = 5  # of each node that has computed nothing yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +125,7 @@ class _Session:
         rate = rate_of(self.options, capacity, first.rows)
         assert deployment.standby is not None
         ledger = Ledger({"primary": deployment.primary.nodes, "standby": deployment.standby.nodes}, self.options.lag_limit)
-        probing = Probing(sides, self.agents, ledger, questions, self._dtypes_of, self._act, rate)
+        probing = Probing(sides, self.agents, ledger, questions, self._dtypes_of, self._act, rate, sources)
         probing.order = order_of(await self.client.get_deployment(self.options.deployment))
         began = time.monotonic()
 
@@ -134,7 +133,17 @@ class _Session:
             passed = time.monotonic() - began
             least = self.options.least_coverage
             return Ran(
-                deployment.name, deployment.model, passed, rate, capacity, probing.skipped, sources, least, ledger, tuple(self.actions)
+                deployment.name,
+                deployment.model,
+                passed,
+                rate,
+                capacity,
+                probing.skipped,
+                sources,
+                least,
+                ledger,
+                tuple(self.actions),
+                probing.refused,
             )
 
         self.ran = ran
@@ -168,24 +177,13 @@ class _Session:
     # --- before the first question
 
     async def _capacity(self, sides: Sides, question: Question) -> float:
-        """Requests a second of the smaller side, from what its nodes have counted."""
-        found = []
-        for side in (sides.primary, sides.standby):
-            found.append(sum([await self._node_capacity(node, url, sides.deployment, question) for node, url in side.items()]))
-        return min(found)
-
-    async def _node_capacity(self, node: str, url: str, deployment: str, question: Question) -> float:
+        """0 where nobody says it and nobody needs it."""
         try:
-            seen = await self.agents.capacity(url, deployment)
-            if not seen.compute_s:
-                for _ in range(WARM_REQUESTS):
-                    await self.agents.infer(url, deployment, question.body)
-                seen = await self.agents.capacity(url, deployment)
-        except AgentFault as fault:
+            return await capacity_of(sides, self.agents, question)
+        except RaftmetaError:
             if self.options.rate:
                 return 0.0
-            raise RaftmetaError("starting", f"{node} does not say how much it computes ({fault}); give --rate") from fault
-        return seen.requests_per_s
+            raise
 
     async def _dtypes_of(self, version: str) -> tuple[str, ...]:
         if version not in self._dtypes:

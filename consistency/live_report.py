@@ -30,6 +30,7 @@ class Ran(NamedTuple):
     least_coverage: float
     ledger: Ledger
     actions: Sequence[str]
+    refused: str = ""  # why it ended by itself
 
 
 def verdict(ran: Ran) -> str:
@@ -37,7 +38,7 @@ def verdict(ran: Ran) -> str:
     ledger = ran.ledger
     if ledger.kept or ledger.dropped:
         return DIVERGED
-    return CONSISTENT if not ledger.uncompared and ledger.coverage >= ran.least_coverage else INCOMPLETE
+    return CONSISTENT if not ran.refused and not ledger.uncompared and ledger.coverage >= ran.least_coverage else INCOMPLETE
 
 
 def line(ran: Ran) -> str:
@@ -67,6 +68,8 @@ def as_json(ran: Ran, kept: Sequence[Kept] | None = None) -> dict[str, Any]:
         "questions": {"covered": len(ledger.questions), "of": ran.sources or None},
         "not_compared": list(ledger.uncompared),
         "unanswered": dict(sorted(ledger.faults.items())),
+        "unanswered_because": dict(sorted(ledger.silence.items())),
+        "refused": ran.refused,
         "actions": list(ran.actions),
         "kept": [each.as_json() for each in (ledger.kept if kept is None else kept)],
         "dropped": ledger.dropped,
@@ -76,6 +79,7 @@ def as_json(ran: Ran, kept: Sequence[Kept] | None = None) -> dict[str, Any]:
 def for_record(ran: Ran) -> dict[str, Any]:
     """With as much as the log takes of what has no bound, the newest samples last to go: `cut` counts what was left out of each part."""
     made = as_json(ran, [])
+    del made["unanswered_because"], made["refused"]  # for who ran it
     samples = [each.as_json() for each in list(ran.ledger.kept)[-MAX_RECORDED:]]
     cut: Counter[str] = Counter({"kept": len(ran.ledger.kept) - len(samples)})
     for sample in samples:
@@ -136,7 +140,9 @@ def _lines(ran: Ran) -> Iterator[str]:
     if ledger.uncompared:
         yield f"  not compared {', '.join(map(printable, ledger.uncompared))}"
     for node, count in sorted(ledger.faults.items()):
-        yield f"  unanswered   {printable(node)}: {count}"
+        yield f"  unanswered   {printable(node)}: {count}; the first time: {printable(ledger.silence.get(node, 'unknown'))}"
+    if ran.refused:
+        yield f"  ended early  {printable(ran.refused)}"
     for action in ran.actions:
         yield f"  done         {printable(action)}"
     for each in list(ledger.kept)[-MAX_SHOWN:]:

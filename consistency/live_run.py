@@ -19,11 +19,12 @@ from consistency.inference import Output
 from consistency.live import MEMBERS, Heard, Judgement, Kind, Ledger, Moment, Order, Question, judge
 from consistency.live_agents import Standing
 from consistency.open_loop import Due, open_loop
-from consistency.two_sides import Sides
+from consistency.two_sides import TOKEN_HINT, Sides
 from raftmeta.core.errors import RaftmetaError
 
 POLL_S = 1.0
 MAX_IN_FLIGHT = 64
+UNFIT = 3  # questions that a model has to refuse, and none answered, before the others are not asked
 BEHIND_S = 1.0  # by which questions may be late before they are left out
 
 
@@ -44,8 +45,12 @@ class Probing:
     dtypes: Callable[[str], Awaitable[Sequence[str]]]  # of the tensors of a version, by its label. Raises RaftmetaError
     act: Act
     rate: float  # samples a second
+    sources: int = 0  # questions that there are, 0: drawn without end
     skipped: int = 0  # samples that were due and not asked
     order: Order | None = None  # of the members, the last that was heard; whoever hears another sets it
+    refused: str = ""  # why it ended by itself: nobody here would be answered, however long it asked
+    _unfit: int = 0  # questions in a row that a node called wrong, from the first one on; -1 once one was answered
+    _stop: asyncio.Event | None = None
     _standings: dict[str, Standing] = field(default_factory=dict)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -61,6 +66,7 @@ class Probing:
                 return Due(None, next_s)
             return Due(self._ask(question, *next(pairs)), next_s)
 
+        self._stop = stop
         await self._poll()
         polling = asyncio.create_task(self._keep_polling())
         try:
@@ -96,8 +102,26 @@ class Probing:
         try:
             version, outputs = await self.agents.infer(self.sides.urls[node], self.sides.deployment, question.body)
         except AgentFault as fault:
+            self._weigh(node, fault)
             return Heard(node, "", applied, None, f"{fault.code}: {fault.detail}")
+        self._unfit = -1
         return Heard(node, version, applied, outputs)
+
+    def _weigh(self, node: str, fault: AgentFault) -> None:
+        """Ends the run where asking on is of no use."""
+        if fault.status in (401, 403):
+            why = TOKEN_HINT
+        elif fault.status == 400 and self._unfit >= 0:
+            self._unfit += 1
+            # Both sides are asked each of them.
+            if self._unfit < 2 * min(self.sources or UNFIT, UNFIT):
+                return
+            why = "every question so far was refused like this: do they fit the model?"
+        else:
+            return
+        self.refused = self.refused or f"{node}: {fault.detail}; {why}"
+        if self._stop is not None:
+            self._stop.set()
 
     async def _place(self, heard: Heard, before: Standing | None) -> Heard:
         """What the node has applied now, and whether it had before it was asked; one that does not say is not settled."""

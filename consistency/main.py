@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import math
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -21,7 +22,7 @@ from typing import Annotated
 
 import typer
 
-from consistency import files, lock, outcome
+from consistency import files, lock, outcome, report
 from consistency.agents import HttpAgents
 from consistency.collect import Checker, Members, NotDeclared
 from consistency.findings import ALL, DIVERGED, MAJORITY, Limits
@@ -130,7 +131,7 @@ async def _repeatedly(options: CheckOptions, names: list[str]) -> int:
     def tell(made: Outcome) -> None:
         _write_files(options, made)
         if not options.json:
-            _say(changes.text(made), made)
+            _say(changes.text(made, _width()), made)
         elif any(changes.of(made)):
             _say(output.json_text(outcome.as_json(made)) + "\n", made)
 
@@ -177,7 +178,12 @@ async def _work(options: CheckOptions, names: list[str], progress: output.Progre
 
 def _print(options: CheckOptions, made: Outcome) -> None:
     indent = 2 if sys.stdout.isatty() else None
-    _say(output.json_text(outcome.as_json(made), indent) + "\n" if options.json else outcome.as_text(made), made)
+    _say(output.json_text(outcome.as_json(made), indent) + "\n" if options.json else outcome.as_text(made, _width()), made)
+
+
+def _width() -> int:
+    """Of the terminal; a file has none, and gets the same on every machine."""
+    return shutil.get_terminal_size((report.WIDTH, 24)).columns if sys.stdout.isatty() else report.WIDTH
 
 
 def _say(text: str, made: Outcome) -> None:

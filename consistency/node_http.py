@@ -230,9 +230,9 @@ def _refusal(response: httpx.Response, body: bytes) -> AgentFault:
     try:
         problem = decode(body, _Problem)
     except AgentFault:
-        return AgentFault("refused", f"the node answered with status {status}")
+        return AgentFault("refused", f"the node answered with status {status}", status)
     code = FENCED if SERVING_SIDE in response.headers else problem.code
-    return AgentFault(code, f"the node answered with status {status}: {(problem.detail or problem.error)[:500]}")
+    return AgentFault(code, f"the node answered with status {status}: {(problem.detail or problem.error)[:500]}", status)
 
 
 def _checked(url: str, token: str | None) -> str:

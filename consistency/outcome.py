@@ -49,10 +49,10 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     return made | ({} if outcome.fault is None else {"error": outcome.fault._asdict()})
 
 
-def as_text(outcome: Outcome) -> str:
+def as_text(outcome: Outcome, width: int = report.WIDTH) -> str:
     if outcome.fault is not None:
         return fault_text(outcome.fault)
-    parts = [report.as_text(item) for item in outcome.verdicts]
+    parts = [report.as_text(item, width) for item in outcome.verdicts]
     if len(parts) > 1:
         parts.append("".join(report.summary(item) + "\n" for item in outcome.verdicts))
     if not parts:
@@ -94,19 +94,19 @@ class Changes:
         self._last.update({item.deployment: _signature(item) for item in outcome.verdicts})
         return changed, False
 
-    def text(self, outcome: Outcome) -> str:
+    def text(self, outcome: Outcome, width: int = report.WIDTH) -> str:
         """ "" when nothing is new."""
         changed, is_new_fault = self.of(outcome)
         clock = output.clock(outcome.completed_ms)
-        lines = [f"{clock}  {report.summary(item)}\n" + _indented(item) for item in changed]
+        lines = [f"{clock}  {report.summary(item)}\n" + _indented(item, width) for item in changed]
         if is_new_fault:
             assert outcome.fault is not None
             lines.append(f"{clock}  {fault_text(outcome.fault)}")
         return "".join(lines)
 
 
-def _indented(verdict: Verdict) -> str:
-    return "" if verdict.verdict == CONSISTENT else "\n" + report.as_text(verdict) + "\n"
+def _indented(verdict: Verdict, width: int) -> str:
+    return "" if verdict.verdict == CONSISTENT else "\n" + report.as_text(verdict, width) + "\n"
 
 
 def _signature(verdict: Verdict) -> object:

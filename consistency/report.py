@@ -1,7 +1,8 @@
 """A verdict as text for people and logs, and as JSON for programs. Pure: values in, lines out.
 
-Text is plain ASCII apart from what names contain, at most 100 columns wide, and reads the same on a terminal, in a mail of cron and in a
-file. Names come from other machines: control characters are escaped. The recorded form fits the limit of a verdict in the log.
+Text is plain ASCII apart from what names contain, at most 100 columns wide or as a narrower terminal is, and reads the same in a mail of
+cron and in a file. Names come from other machines: control characters are escaped. The recorded form fits the limit of a verdict in
+the log.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from consistency.findings import CONSISTENT, INCOMPLETE, Finding, NodeSummary, Verdict
 
 WIDTH = 100
+LEAST_WIDTH = 60  # of a report; what is narrower folds it
 MAX_RECORD_BYTES = 48 << 10  # a verdict in the log may have 64 KiB of JSON; the rest is room for escapes
 MAX_FINDINGS_SHOWN = 20
 MAX_UNSEEN_SHOWN = 20
@@ -41,9 +43,10 @@ def for_record(verdict: Verdict) -> dict[str, Any]:
     return made
 
 
-def as_text(verdict: Verdict) -> str:
-    """The whole report, ending in a newline."""
-    parts = [_head(verdict), _figures(verdict), _nodes(verdict), _reasons(verdict), _findings(verdict)]
+def as_text(verdict: Verdict, width: int = WIDTH) -> str:
+    """The whole report, ending in a newline. `width`: columns, taken within bounds."""
+    width = min(WIDTH, max(LEAST_WIDTH, width))
+    parts = [_head(verdict, width), _figures(verdict, width), _nodes(verdict, width), _reasons(verdict, width), _findings(verdict, width)]
     return "\n\n".join("\n".join(lines) for part in parts if (lines := [line.rstrip() for line in part])) + "\n"
 
 
@@ -56,20 +59,20 @@ def summary(verdict: Verdict) -> str:
     )
 
 
-def _head(verdict: Verdict) -> Iterator[str]:
+def _head(verdict: Verdict, width: int) -> Iterator[str]:
     title = f"{_safe(verdict.deployment)}: {_version(verdict)}"
     word = verdict.verdict.upper() + (
         f" FOR {verdict.nodes_seen} OF {verdict.nodes_total} NODES" if verdict.unseen and verdict.verdict == CONSISTENT else ""
     )
-    room = WIDTH - len(word) - 1
+    room = width - len(word) - 1
     yield f"{_cut(title, room):<{room}} {word}"
-    yield "=" * WIDTH
+    yield "=" * width
     if verdict.checksum:
         digests = f"checksum {verdict.checksum[:_SHORT]}   vector root {verdict.vector_root[:_SHORT]}"
-        yield _cut(_safe(f"{digests}   revision {verdict.revision}"), WIDTH)
+        yield _cut(_safe(f"{digests}   revision {verdict.revision}"), width)
 
 
-def _figures(verdict: Verdict) -> Iterator[str]:
+def _figures(verdict: Verdict, width: int) -> Iterator[str]:
     ratio = verdict.mismatch_ratio
     rows = [
         ("", "PRIMARY", "STANDBY", "LIMIT"),
@@ -80,7 +83,7 @@ def _figures(verdict: Verdict) -> Iterator[str]:
         ("tensors different", _different(verdict, "primary"), _different(verdict, "standby"), "0"),
         ("share of tensors", "unknown" if ratio is None else f"{100 * ratio:.2f} %", "", "0.00 %"),
     ]
-    yield from _columns(rows, (20, 26, 26, 20))
+    yield from _columns(rows, (20, 26, 26, 20), width)
 
 
 def _seen(verdict: Verdict, side: str) -> str:
@@ -114,11 +117,11 @@ def _different(verdict: Verdict, side: str) -> str:
     return f"{max(node.tensors_different for node in told)} of {verdict.tensors_total}"
 
 
-def _nodes(verdict: Verdict) -> Iterator[str]:
+def _nodes(verdict: Verdict, width: int) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("NODE", "SIDE", "ZONE", "VERSION", "SLOT", "VECTOR ROOT", "MEMORY")]
     rows += [_node_row(node) for node in verdict.nodes]
     if verdict.nodes:
-        yield from _columns(rows, (20, 8, 12, 16, 5, _SHORT, 15))  # with their gaps exactly WIDTH
+        yield from _columns(rows, (20, 8, 12, 16, 5, _SHORT, 15), width)  # with their gaps exactly WIDTH
 
 
 def _node_row(node: NodeSummary) -> tuple[str, ...]:
@@ -134,23 +137,23 @@ def _node_row(node: NodeSummary) -> tuple[str, ...]:
     return (*where, _safe(node.version) or "-", _safe(str(node.slot)), _safe(node.vector_root[:_SHORT]), memory)
 
 
-def _reasons(verdict: Verdict) -> Iterator[str]:
+def _reasons(verdict: Verdict, width: int) -> Iterator[str]:
     for reason in verdict.reasons:
         where = f" {_safe(reason.node)}" if reason.node else ""
-        yield from _wrapped(f"not looked at:{where} ({_safe(reason.code)}) {_safe(reason.detail)}")
+        yield from _wrapped(f"not looked at:{where} ({_safe(reason.code)}) {_safe(reason.detail)}", width)
     for reason in verdict.unseen[:MAX_UNSEEN_SHOWN]:
-        yield from _wrapped(f"unseen, as the quorum allows: {_safe(reason.node)} ({_safe(reason.code)}) {_safe(reason.detail)}")
+        yield from _wrapped(f"unseen, as the quorum allows: {_safe(reason.node)} ({_safe(reason.code)}) {_safe(reason.detail)}", width)
     if len(verdict.unseen) > MAX_UNSEEN_SHOWN:
         yield f"and {len(verdict.unseen) - MAX_UNSEEN_SHOWN} more unseen nodes"
 
 
-def _findings(verdict: Verdict) -> Iterator[str]:
+def _findings(verdict: Verdict, width: int) -> Iterator[str]:
     for finding in verdict.findings[:MAX_FINDINGS_SHOWN]:
-        yield from _wrapped(f"differs: {_place(finding)}")
-        yield from _wrapped(f"    expected {_safe(finding.expected)}")
-        yield from _wrapped(f"    found    {_safe(finding.found)}")
+        yield from _wrapped(f"differs: {_place(finding)}", width)
+        yield from _wrapped(f"    expected {_safe(finding.expected)}", width)
+        yield from _wrapped(f"    found    {_safe(finding.found)}", width)
         if finding.detail:
-            yield from _wrapped(f"    {_safe(finding.detail)}")
+            yield from _wrapped(f"    {_safe(finding.detail)}", width)
     hidden = verdict.findings_total - min(len(verdict.findings), MAX_FINDINGS_SHOWN)
     if hidden > 0:
         yield f"and {hidden} more findings; --json shows up to {max(len(verdict.findings), MAX_FINDINGS_SHOWN)}"
@@ -171,19 +174,21 @@ def _version(verdict: Verdict) -> str:
     return f"model {_safe(verdict.model)}, version {_safe(verdict.version)} (number {verdict.number})"
 
 
-def _columns(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str]:
-    """Left-aligned columns, each as wide as its widest cell and never wider than its width; the last cell shows the most it can."""
+def _columns(rows: Sequence[Sequence[str]], widths: Sequence[int], limit: int) -> Iterator[str]:
+    """Left-aligned columns, each as wide as its widest cell and never wider than its width; beyond the limit the widest gives way."""
     used = [min(width, max(len(row[at]) for row in rows)) for at, width in enumerate(widths)]
+    while sum(used) + 2 * (len(used) - 1) > limit:
+        used[used.index(max(used))] -= 1
     for row in rows:
         yield "  ".join(_cut(cell, width).ljust(width) for cell, width in zip(row, used, strict=True))
 
 
-def _wrapped(text: str) -> Iterator[str]:
-    """At most WIDTH columns; what follows is indented under the text."""
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """At most this many columns; what follows is indented under the text."""
     indent = len(text) - len(text.lstrip()) + 4
     first = True
     while text:
-        room = WIDTH if first else WIDTH - indent
+        room = width if first else width - indent
         end = len(text) if len(text) <= room else text.rfind(" ", room // 2, room + 1)
         end = room if end < 0 else end
         yield text[:end] if first else " " * indent + text[:end]

@@ -1,8 +1,9 @@
-"""What has to be known of a deployment before its two sides can be asked anything: where its nodes listen, and which questions fit."""
+"""What has to be known of a deployment before its sides can be asked: where nodes listen, which questions fit, how much a side answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +14,9 @@ import typer
 from consistency import live_questions
 from consistency.agent_answers import AgentFault
 from consistency.live import Question
-from consistency.live_agents import LiveAgents
+from consistency.live_agents import LiveAgents, Spec
 from consistency.target import DeploymentSeen, deployment_of
-from raftmeta.cli.exits import UsageFault
+from raftmeta.cli.exits import Advised, Unusable, UsageFault
 from raftmeta.cli.program import MemberOptions
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import Manifest
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from raftmeta.client import Client
 
 MAX_FILE_BYTES = 64 << 20
+WARM_REQUESTS = 5  # of each node that has computed nothing yet
+MAX_EXAMPLE = 64  # numbers of an input in an example
+TOKEN_HINT = "give a token of role checker or admin"
+_ANY_LENGTH = 4  # what an example has where any size fits
+_PROBES = "`raftmeta probe DIR --out FILE` makes probes, `raftmeta publish … --probes FILE` publishes a version with them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +65,16 @@ async def seen_by_members(client: Client, name: str) -> tuple[DeploymentSeen, Si
     if seen.standby is None:
         raise UsageFault(f"{seen.name} has one side, so there is nothing to compare", "`raftmeta deploy` declares a standby")
     if not seen.version:
-        raise RaftmetaError("starting", f"{seen.name}: no version was activated yet")
+        what = f"{seen.name}: no version was activated yet"
+        raise Advised(
+            "starting", what, f"`raftmeta activate {seen.name} VERSION` lets one serve; `raftmeta versions {seen.model}` lists them"
+        )
     urls = {str(item["node"]): str(item["url"]) for item in (await client.nodes())["items"]}
     primary, standby = ({node: urls[node] for node in side.nodes if node in urls} for side in (seen.primary, seen.standby))
     if not primary or not standby:
         unheard = "standby" if primary else "primary"
-        raise RaftmetaError("starting", f"{seen.name}: no member has heard of a node of the {unheard} side")
+        what = f"{seen.name}: no member has heard of a node of the {unheard} side"
+        raise Advised("starting", what, f"`raftmeta agent --config FILE` starts one; `raftmeta status {seen.name}` shows who is heard")
     return seen, Sides(seen.name, primary, standby)
 
 
@@ -84,8 +94,59 @@ async def questions_for(options: QuestionOptions, sides: Sides, agents: LiveAgen
     try:
         described = await agents.described(url, sides.deployment)
     except AgentFault as fault:
-        raise RaftmetaError("starting", f"{node} does not say what {sides.deployment} takes: {fault}") from fault
-    return live_questions.drawn(described.inputs, options.batch, options.seed), 0
+        raise unasked(f"{node} does not say what {sides.deployment} takes: {fault}", fault, sides.deployment) from fault
+    try:
+        return live_questions.drawn(described.inputs, options.batch, options.seed), 0
+    except RaftmetaError as cause:
+        raise Unusable(cause, f"{_PROBES}; or --inputs FILE with lines like {example_line(described.inputs)}") from cause
+
+
+def example_line(specs: Sequence[Spec]) -> str:
+    """A line of --inputs that the model takes, as far as the shapes and types tell."""
+    made = []
+    for spec in specs:
+        shape = [dim if dim > 0 else _ANY_LENGTH if at else 1 for at, dim in enumerate(spec.shape)]
+        value = "a text" if spec.datatype == "BYTES" else True if spec.datatype == "BOOL" else 0.5 if "FP" in spec.datatype else 1
+        data = [value] * min(math.prod(shape), MAX_EXAMPLE)
+        made.append({"name": spec.name[:80], "datatype": spec.datatype[:20], "shape": shape, "data": data})
+    return msgspec.json.encode({"inputs": made}).decode()
+
+
+def unasked(what: str, fault: AgentFault, deployment: str) -> RaftmetaError:
+    """Why a node cannot be asked, with what helps."""
+    status = f"`raftmeta status {deployment}` shows who is heard"
+    if fault.status in (401, 403):
+        code = "unauthenticated" if fault.status == 401 else "forbidden"
+        return Unusable(RaftmetaError(code, what), f"{TOKEN_HINT}, in token_file of client.toml or in the file of RAFTMETA_TOKEN_FILE")
+    if fault.status in (400, 422):
+        return Unusable(RaftmetaError("bad_field", what), f"the questions do not fit the model; {_PROBES}; or give --inputs FILE")
+    if fault.code in ("unreachable", "timed_out"):
+        return Advised("agent_unreachable", what, f"{status}; `raftmeta agent --config FILE` starts a node again")
+    if fault.code in ("untrusted", "insecure_url"):
+        return Unusable(
+            RaftmetaError("bad_field", what), "set ca_file in client.toml to the authority of the nodes, which listen at https://"
+        )
+    return Advised("starting", what, f"{status}; repeat this once READY says yes")
+
+
+async def capacity_of(sides: Sides, agents: LiveAgents, question: Question) -> float:
+    """Requests a second of the smaller side, from what its nodes have counted. Raises RaftmetaError where one does not say."""
+    found = []
+    for side in (sides.primary, sides.standby):
+        found.append(sum([await _node_capacity(agents, node, url, sides.deployment, question) for node, url in side.items()]))
+    return min(found)
+
+
+async def _node_capacity(agents: LiveAgents, node: str, url: str, deployment: str, question: Question) -> float:
+    try:
+        seen = await agents.capacity(url, deployment)
+        if not seen.compute_s:
+            for _ in range(WARM_REQUESTS):
+                await agents.infer(url, deployment, question.body)
+            seen = await agents.capacity(url, deployment)
+    except AgentFault as fault:
+        raise unasked(f"{node} does not say how much it computes ({fault}); --rate goes without", fault, deployment) from fault
+    return seen.requests_per_s
 
 
 def _read(path: Path) -> str:

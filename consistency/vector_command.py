@@ -5,6 +5,7 @@ The same root as in a manifest means the same weights. Nothing is asked of anybo
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,10 @@ from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, Unusable, UsageFault
 from raftmeta.cli.program import JsonOptions, command
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.manifest import SHA256, FileEntry
+from raftmeta.core.manifest import FileEntry
 
+_LEAST_DIGITS = 12  # of a root that is expected: as many as `status` and `check` show
+_ROOT = re.compile(rf"[0-9a-f]{{{_LEAST_DIGITS},64}}\Z")
 _WEIGHTS_HINT = "FILE is a *.safetensors, DIR holds some as `raftmeta publish` takes them"
 _WRITE_HINT = "write them where they can be written, or publish with --no-blocks"
 _SHORT = 16  # hexadecimal digits of an entry on a terminal that is too narrow for it
@@ -35,7 +38,7 @@ _GAP = "  "
 @dataclass(frozen=True, kw_only=True)
 class VectorOptions(JsonOptions):
     target: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A safetensors file, or a directory as `raftmeta publish` takes it.")]
-    expect: Annotated[str | None, typer.Option("--expect", metavar="ROOT", help="Exit 1 unless the root is this one.")] = None
+    expect: Annotated[str | None, typer.Option("--expect", metavar="ROOT", help="Exit 1 unless the root is this one, or begins so.")] = None
     blocks: Annotated[str | None, typer.Option("--blocks", metavar="TENSOR", help="Print the checks of its 64 KiB blocks.")] = None
     write_blocks: Annotated[bool, typer.Option("--write-blocks", help="Write the block checks into DIR, as publish does.")] = False
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, max=MAX_THREADS, help="Computing threads.")] = 1
@@ -58,8 +61,11 @@ def _vector(options: VectorOptions) -> int:
 
 def _check(options: VectorOptions) -> None:
     """Before gigabytes are read."""
-    if options.expect is not None and not SHA256.match(options.expect.lower()):
-        raise UsageFault(f"--expect is {options.expect[:80]!r}, expected 64 hexadecimal digits", "a manifest's vector_root, for instance")
+    if options.expect is not None and not _ROOT.match(options.expect.lower()):
+        raise UsageFault(
+            f"--expect is {options.expect[:80]!r}, expected {_LEAST_DIGITS} to 64 hexadecimal digits",
+            "a manifest's vector_root, for instance",
+        )
     if options.blocks is not None and (options.expect is not None or options.write_blocks):
         raise UsageFault("--blocks reads one tensor; --expect and --write-blocks need all", "leave one of them away")
     if options.write_blocks and not options.target.is_dir():
@@ -94,6 +100,7 @@ def _write(listing: Listing, tensors: Sequence[TensorChecks]) -> FileEntry:
 def _print(options: VectorOptions, tensors: Sequence[TensorChecks], written: FileEntry | None) -> int:
     root = vector.root({tensor.name: tensor.entry for tensor in tensors})
     expected = options.expect.lower() if options.expect else None
+    is_other = expected is not None and not root.startswith(expected)
     if options.json:
         output.print_json(
             {
@@ -108,9 +115,9 @@ def _print(options: VectorOptions, tensors: Sequence[TensorChecks], written: Fil
         rows = [(tensor.name, tensor.dtype, _shape(tensor), str(tensor.size_bytes), tensor.entry) for tensor in tensors]
         _print_table(("TENSOR", "DTYPE", "SHAPE", "BYTES", "ENTRY"), rows)
         lines = [] if written is None else [f"blocks    {written.name}, {output.size(written.size_bytes)}"]
-        lines += [] if expected in (None, root) else [f"expected  {expected}"]
-        sys.stdout.write("\n".join([*lines, f"root      {root}"]) + "\n")
-    return Exit.OK if expected in (None, root) else Exit.NO
+        lines += [f"expected  {expected}"] if is_other else []
+        sys.stdout.write("\n".join([*lines, f"root      {root}{'' if expected is None or is_other else '  as expected'}"]) + "\n")
+    return Exit.NO if is_other else Exit.OK
 
 
 def _print_blocks(options: VectorOptions, tensor: TensorChecks) -> int:
@@ -161,10 +168,10 @@ def fitted(widths: Sequence[int], limit: int) -> list[int]:
 
 
 def _cell(head: str, text: str, width: int) -> str:
-    """Of this width; a name that is too long loses its middle, other text its end."""
+    """Of this width; of what is too long a name loses its middle, other text its end, and an ellipsis stands there."""
     if cell_len(text) > width:
         tail = 2 * (width - 1) // 3
-        text = f"{text[: width - 1 - tail]}…{text[-tail:]}" if head == "TENSOR" else text[:width]
+        text = f"{text[: width - 1 - tail]}…{text[-tail:]}" if head == "TENSOR" else text[: width - 1] + "…"
     pad = " " * (width - cell_len(text))
     return pad + text if head in ("BYTES", "BLOCK", "FROM BYTE") else text + pad
 

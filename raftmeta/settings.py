@@ -51,6 +51,9 @@ def load(shape: type[SettingsT], path: Path, own_paths: Iterable[tuple[str, ...]
         values: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
     except (OSError, ValueError, RecursionError) as cause:  # the last: brackets in brackets, a thousand deep
         raise RaftmetaError("bad_field", f"{path} is no readable TOML file: {cause}") from cause
+    if "urls" in values and "urls" not in shape.model_fields:
+        wanted = "server.toml" if "member_id" in shape.model_fields else "agent.toml"
+        raise RaftmetaError("bad_field", f"{path} looks like a client.toml; the {wanted} as `raftmeta init` writes it is wanted")
     folder = path.absolute().parent
     for names in own_paths:
         _anchor(values, names, folder)

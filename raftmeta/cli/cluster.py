@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +11,9 @@ import typer
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit
 from raftmeta.cli.program import MemberOptions, command
+from raftmeta.core.errors import RaftmetaError
+
+LEADER_S = 2.0  # for the leader to say how far the others have come
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +38,12 @@ def _status(options: ClusterOptions) -> int:
         from raftmeta.client import STALE
 
         async with options.connect() as client:
-            return await client.cluster(STALE)
+            seen, url = dict(await client.cluster(STALE)), client.current_url
+        return seen | await _from_leader(options, seen, url)
 
     seen = asyncio.run(work())
     if options.json:
-        output.print_json(dict(seen))
+        output.print_json(seen)
     else:
         out = output.console()
         columns = ("MEMBER", "ZONE", "ROLE", "MATCH INDEX", "CAN RUN LEVEL", "PEERS AT", "API")
@@ -48,6 +52,27 @@ def _status(options: ClusterOptions) -> int:
         for line in summary(seen):
             out.print(line, markup=False)
     return Exit.OK if seen["leader_id"] else Exit.UNAVAILABLE
+
+
+async def _from_leader(options: ClusterOptions, seen: dict[str, Any], asked_url: str) -> dict[str, Any]:
+    """The members with how far each has come, which the leader alone knows; {} where it is the one that answered, or cannot be asked."""
+    from raftmeta.client import STALE
+
+    leader = next((item for item in seen["members"] if item["id"] == seen["leader_id"] != seen["member_id"]), None)
+    # What another member says about addresses sends no token over a plainer connection than the one that was asked for.
+    if leader is None or leader["api_url"].partition(":")[0] != asked_url.partition(":")[0]:
+        return {}
+    near = replace(options, url=[leader["api_url"]], timeout=min(options.timeout or LEADER_S, LEADER_S))
+    try:
+        async with near.connect(lambda _: None) as client:
+            told = await client.cluster(STALE)
+    except RaftmetaError:  # the answer of the member that was asked stands
+        return {}
+    if told["role"] != "leader":
+        return {}
+    match = {item["id"]: item["match_index"] for item in told["members"]}
+    members = [item | {"match_index": match.get(item["id"], item["match_index"])} for item in seen["members"]]
+    return {"members": members, "match_index_from": told["member_id"]}
 
 
 def _row(item: dict[str, Any]) -> tuple[object, ...]:
@@ -65,6 +90,8 @@ def summary(seen: dict[str, Any]) -> list[str]:
         f"state hash {seen['state_hash']}",
         f"journal {output.size(seen['journal_bytes'])}, last sync {seen['sync_ms']:.2f} ms",
     ]
+    if seen.get("match_index_from"):
+        lines.append(f"match index as the leader {seen['match_index_from']} says it")
     if not seen.get("caught_up", True):
         lines.append("this member has not caught up with the others yet")
     if seen.get("fault"):

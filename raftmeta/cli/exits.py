@@ -44,6 +44,14 @@ class Unusable(RaftmetaError):
         self.next_step = next_step
 
 
+class Advised(RaftmetaError):
+    """An error of which whoever raises it knows better than its code what to do next."""
+
+    def __init__(self, code: str, detail: str, next_step: str) -> None:
+        super().__init__(code, detail)
+        self.next_step = next_step
+
+
 class UsageFault(Exception):
     """The command line is wrong; says what was found and what helps."""
 
@@ -63,7 +71,7 @@ _HINTS = {
     "expected_version_mismatch": "someone else moved it; look with `raftmeta status` and decide again",
     "already_active": "nothing to do; `raftmeta status` shows it",
     "nothing_to_roll_back": "`raftmeta activate DEPLOYMENT VERSION` goes to any published version",
-    "failover_refused": "`raftmeta failover DEPLOYMENT --to SIDE --dry-run` lists why; `raftmeta check` compares the sides anew",
+    "failover_refused": "`raftmeta failover DEPLOYMENT --to SIDE --dry-run` lists why, and what helps",
     "bad_manifest": "nothing was published; DIR holds config.json and *.safetensors at its top, as `save_pretrained` writes it",
     "version_exists": "a label keeps its bytes; publish under the next one",
     "directory_refused": "end the other process, run as the owner, or name another directory",
@@ -99,8 +107,10 @@ _USAGE = frozenset({"bad_field", "bad_name", "bad_request", *_UNKNOWN})
 
 def hint(error: RaftmetaError) -> str:
     """What to do next."""
-    if isinstance(error, Unfinished | Unusable):
+    if isinstance(error, Unfinished | Unusable | Advised):
         return error.next_step
+    if "untrusted" in error.params:
+        return "set ca_file in client.toml to the authority that signed the members' certificates, or give the --config that names it"
     return _UNREAD.get(str(error.params.get("unread")), "") or _HINTS.get(error.code, _BY_CLASS[error.info.error_class])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +13,26 @@ from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.core.errors import RaftmetaError
+from raftmeta.core.failover import NAMED, OF_THE_VERDICT
 from raftmeta.core.types import SideName
 
 if TYPE_CHECKING:  # httpx costs 100 ms that `--help` must not pay
     from raftmeta.client import Client
+
+_TAKE_OUT = "take what is gone for good out of its side with `raftmeta deploy NAME …`"
+_LOOK = "`raftmeta evidence NAME` shows what each node serves"
+_HINTS = {  # by what speaks against it; those of the verdict depend on who is heard. NAME is the deployment
+    "rollout_running": "wait for the rollout (`raftmeta status NAME`), or end it with `raftmeta abort NAME`, then repeat this",
+    "side_absent": "`raftmeta deploy NAME … --standby ZONE:NODES` declares a standby side",
+    "side_serves_already": "nothing to do: that side takes the requests already",
+    "serving_side_differs": "somebody else decided meanwhile; look with `raftmeta status NAME`, then decide again",
+    "nothing_decided": "`raftmeta activate NAME VERSION` lets a version serve first; `raftmeta versions` lists them",
+    "node_unproven": f"it says so once it serves; {_LOOK}",
+    "node_serves_other_bytes": f"{_LOOK}; `raftmeta status NAME` whether it is still on its way there",
+    "node_silent": f"`raftmeta agent --config FILE` starts it again, or {_TAKE_OUT}; --force does not help here",
+    "node_restarted": f"it says what it serves within seconds of its start; {_LOOK}, then repeat this",
+    "node_not_ready": "`raftmeta status NAME` shows READY yes once it is; `raftmeta agent inspect` on its machine says what it waits for",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +58,18 @@ def _failover(options: FailoverOptions) -> int:
     """
     to = _side(options)
 
-    async def work() -> tuple[dict[str, Any], dict[str, Any]]:
+    async def work() -> tuple[dict[str, Any], dict[str, Any], list[str]]:
         async with options.connect() as client:
             seen = dict(await client.preview_failover(options.deployment, to.value, round(options.max_verdict_age * 1000)))
-            return seen, {} if options.dry_run else await _decide(client, options, seen)
+            decided = {} if options.dry_run else await _decide(client, options, seen)
+            return seen, decided, [] if decided else await _hints(client, options, seen)
 
-    seen, decided = asyncio.run(work())
+    seen, decided, hints = asyncio.run(work())
     allowed = bool(decided.get("serving_side")) or (options.dry_run and _allowed(seen, options.force))
     if options.json:
-        output.print_json({**seen, "dry_run": options.dry_run, "forced": options.force, "decided": decided or None})
+        output.print_json({**seen, "dry_run": options.dry_run, "forced": options.force, "decided": decided or None, "hints": hints})
     else:
-        _print(options, seen, decided)
+        _print(options, seen, decided, hints)
     return Exit.OK if allowed else Exit.NO
 
 
@@ -83,11 +101,43 @@ def _allowed(seen: dict[str, Any], force: bool) -> bool:
     return bool(seen["allowed_with_force"] if force else seen["allowed"])
 
 
-def _print(options: FailoverOptions, seen: dict[str, Any], decided: dict[str, Any]) -> None:
+async def _hints(client: Client, options: FailoverOptions, seen: dict[str, Any]) -> list[str]:
+    """What to do about everything that stands against it."""
+    standing = [str(reason["code"]) for reason in seen["reasons"] if not (reason["yields"] and options.force)]
+    silent: list[str] = []
+    if set(standing) & set(OF_THE_VERDICT):
+        try:
+            nodes = (await client.evidence(options.deployment))["nodes"]
+            silent = [str(node["node"]) for node in nodes if node["standing"] == "silent"]
+        except RaftmetaError:  # the hints are of less use without it, and the refusal stands
+            pass
+    return hints_for(standing, options.deployment, silent)
+
+
+def hints_for(codes: Sequence[str], name: str, silent: Sequence[str] = ()) -> list[str]:
+    """One for each thing to do. `silent`: nodes of either side that are not heard, without which no check is consistent."""
+    found = [_about_verdict(name, silent)] if set(codes) & set(OF_THE_VERDICT) else []
+    found += [_HINTS.get(code, "`raftmeta status` shows where it stands") for code in codes if code not in OF_THE_VERDICT]
+    return list(dict.fromkeys(output.printable(hint.replace("NAME", name)) for hint in found))
+
+
+def _about_verdict(name: str, silent: Sequence[str]) -> str:
+    if not silent:
+        return "`raftmeta check NAME` compares the sides and says what differs; repeat this once it is consistent; --force goes without one"
+    who = f"{', '.join(silent[:NAMED])}{f' and {len(silent) - NAMED} others' if len(silent) > NAMED else ''}"
+    is_or_are = "is silent" if len(silent) == 1 else "are silent"
+    return f"{who} {is_or_are}, so that no check can be consistent: --force goes without a verdict, or {_TAKE_OUT}, then check"
+
+
+def _print(options: FailoverOptions, seen: dict[str, Any], decided: dict[str, Any], hints: Sequence[str]) -> None:
     out = output.console()
-    rows = [(reason["code"], _weight(reason, options.force), output.printable(reason["detail"])) for reason in seen["reasons"]]
-    if rows:
-        out.print(output.table(("PRECONDITION", "STATE", "FOUND"), rows))
+    would = "would be " if options.dry_run else ""
+    overridden = [reason for reason in seen["reasons"] if reason["yields"] and options.force]
+    against = [reason for reason in seen["reasons"] if reason not in overridden]
+    for heading, reasons in ((f"{would}refused because:", against), ("overridden by --force:", overridden)):
+        if reasons:
+            out.print(heading, markup=False)
+            out.print(output.table(("  CODE", "FOUND"), [("  " + item["code"], output.printable(item["detail"])) for item in reasons]))
     what = f"{seen['deployment']} {seen['version'] or '(nothing activated)'}: {seen['serving_side']} -> {seen['to']}"
     if decided:
         out.print(
@@ -96,14 +146,9 @@ def _print(options: FailoverOptions, seen: dict[str, Any], decided: dict[str, An
     elif options.dry_run and _allowed(seen, options.force):
         out.print(f"{what} would be decided; nothing was changed", markup=False)
     else:
-        out.print(f"{what} {'would be refused' if options.dry_run else 'refused'}, nothing was changed", style="red", markup=False)
-        if seen["allowed_with_force"] and not options.force:
-            name = seen["deployment"]
-            out.print(f"hint:  `raftmeta check {name}` gives a new verdict, then repeat this; --force goes without one", markup=False)
-
-
-def _weight(reason: dict[str, Any], force: bool) -> str:
-    return "overridden" if reason["yields"] and force else "does not hold"
+        out.print(f"{what} {would}refused, nothing was changed", style="red", markup=False)
+        for hint in hints:
+            out.print(f"hint:  {hint}", markup=False)
 
 
 main = command("failover", FailoverOptions, _failover)

@@ -20,6 +20,8 @@ MAX_URLS = 64
 
 _FIELDS = ("urls", "ca_file", "token_file", "timeout_s")
 
+_OTHERS = {"member_id": "server.toml", "node": "agent.toml"}  # settings of other files
+
 
 class Connection(NamedTuple):
     urls: tuple[str, ...] = (DEFAULT_URL,)
@@ -58,6 +60,9 @@ def load(path: Path) -> Connection:
         values = tomllib.loads(_read(path, "client configuration"))
     except (tomllib.TOMLDecodeError, RecursionError) as cause:
         raise RaftmetaError("bad_field", f"{path} is no TOML: {cause}") from cause
+    for sign, name in _OTHERS.items():
+        if sign in values:
+            raise RaftmetaError("bad_field", f"{path} looks like a {name}; a client.toml as `raftmeta init` writes it is wanted")
     faults = [f"{name!r} is no setting (known: {', '.join(_FIELDS)})" for name in values if name not in _FIELDS]
     urls = values.get("urls", [DEFAULT_URL])
     if not isinstance(urls, list) or not 1 <= len(urls) <= MAX_URLS or not all(isinstance(url, str) for url in urls):

@@ -22,7 +22,7 @@ class Standing(Enum):
 
     AWAY = "away"  # no answer
     BUSY = "busy"  # will be worth asking again
-    UNTRUSTED = "untrusted"  # has no certificate that is trusted here
+    UNTRUSTED = "untrusted"  # has no certificate that is trusted here, or wants one where none was asked for
     USELESS = "useless"  # answered, and will answer the same
 
 
@@ -51,6 +51,7 @@ class Course:
     def __init__(self, n_members: int) -> None:
         self._n_members = n_members
         self._standing: dict[str, Standing] = {}
+        self._said: dict[str, RaftmetaError] = {}  # by member, the last
         self._codes: set[str] = set()
         self._useless: RaftmetaError | None = None
         self.attempts = 0
@@ -61,12 +62,14 @@ class Course:
         self.maybe_applied = self.maybe_applied or failure.maybe_applied
         self._codes.add(failure.error.code)
         self._standing[url] = failure.standing
+        self._said[url] = failure.error
         if failure.standing is Standing.USELESS:
             self._useless = failure.error
 
     def forget(self) -> None:
         """A member served what was asked for: what the others said is of the past."""
         self._standing.clear()
+        self._said.clear()
         self._useless = None
         self.attempts = 0
 
@@ -80,7 +83,7 @@ class Course:
 
     def error(self, last: RaftmetaError, is_mutation: bool) -> RaftmetaError:
         """What ends the call: never one that calls a mutation not applied after an attempt that may have been."""
-        error = self._useless if self._useless is not None and self.over else last
+        error = self._useless if self._useless is not None and self.over else self._of_all(last)
         detail = f"{error.detail} (after {self.attempts} attempts)" if self.attempts > 1 else error.detail
         code = error.code
         if is_mutation and self.maybe_applied and self._codes != {"internal"}:  # which says nothing of it, and calls a person
@@ -89,3 +92,12 @@ class Course:
         elif is_mutation and code == "no_quorum":
             code = "not_applied"
         return RaftmetaError(code, detail, **error.params)
+
+    def _of_all(self, last: RaftmetaError) -> RaftmetaError:
+        """The last error; where one member answers without a leader and others do not answer at all, what that says of the cluster."""
+        leaderless = [url for url, error in self._said.items() if error.code == "no_leader" and self._standing[url] is Standing.BUSY]
+        away = [error.detail for url, error in self._said.items() if self._standing[url] is Standing.AWAY]
+        if not leaderless or not away or last.code not in ("no_leader", "no_quorum"):
+            return last
+        answer = "answers" if len(leaderless) == 1 else "answer"
+        return RaftmetaError("no_leader", f"{', '.join(leaderless)} {answer} and knows no leader; {'; '.join(away)}", **last.params)

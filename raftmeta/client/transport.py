@@ -26,6 +26,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.replies import encoding_of
 
 MAX_PROBLEM_BYTES = 1 << 20
+LOOK_S = 2.0  # for a handshake that tells what a port speaks
 MAX_CONNECTIONS = 100
 JUDGED = "x-raftmeta-judged"  # on a refusal that is the outcome of the command itself
 # All that httpx raises for a request that got no whole answer; a redirect to what is no URL and a stream that ended early are none of its
@@ -55,6 +56,7 @@ class Options:
     timing: Timing = field(default_factory=Timing)
     on_retry: Callable[[str], None] | None = None  # told why an attempt failed and is repeated
     http: httpx.AsyncBaseTransport | None = None  # replaces the network
+    speaks_tls: Callable[[str, int], Awaitable[bool]] | None = None  # replaces the look at a port that answered nothing
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Transport:
             raise RaftmetaError("bad_field", "urls is empty, expected the address of at least one member")
         self.options = options
         self._current = 0
+        self._is_tls: dict[str, bool] = {}  # by plain URL that answered nothing
         # a body of 2 KiB may decode to gigabytes, so an encoded one is neither asked for nor read
         headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "raftmeta-client"}
         if options.token:
@@ -141,6 +144,7 @@ class Transport:
                 await self._check_stream(response)
                 yield response
         except _BROKEN as cause:
+            await self._require_no_tls_port(url, cause)
             error = RaftmetaError("no_quorum", f"{url} did not answer: {_reason(cause, idle_timeout_s)}")
             raise Failure(error, Standing.AWAY, maybe_applied=False) from cause
 
@@ -173,10 +177,24 @@ class Transport:
             sent = not isinstance(cause, _NEVER_SENT)
             code = "unknown_outcome" if sent and request.method != "GET" else "no_quorum"
             untrusted = _certificate_fault(cause)
+            await self._require_no_tls_port(url, cause)
             if untrusted:
                 code = "unauthenticated"
-            error = RaftmetaError(code, f"{url} did not answer: {untrusted or _reason(cause, limit_s)}")
+            params = {"untrusted": url} if untrusted else {}
+            error = RaftmetaError(code, f"{url} did not answer: {untrusted or _reason(cause, limit_s)}", **params)
             raise Failure(error, Standing.UNTRUSTED if untrusted else Standing.AWAY, maybe_applied=sent) from cause
+
+    async def _require_no_tls_port(self, url: str, cause: BaseException) -> None:
+        """Raises Failure for a plain request that was none to this port; a member that is killed meanwhile answers as little."""
+        if not url.startswith("http://") or not isinstance(cause, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):
+            return
+        look = self.options.speaks_tls or (_speaks_tls if self.options.http is None else None)
+        if url not in self._is_tls and look is not None:
+            parsed = httpx.URL(url)
+            self._is_tls[url] = await look(parsed.host, parsed.port or 80)
+        if self._is_tls.get(url):
+            fault = "it looks like a TLS port: use https:// and the ca_file, or --config with the client.toml of `raftmeta init`"
+            raise Failure(RaftmetaError("bad_field", f"{url}: {fault}"), Standing.UNTRUSTED, maybe_applied=False) from cause
 
     async def _send(self, url: str, request: Request, key: str, limit_s: float, maybe_applied: bool) -> Reply:
         policy = self.options.policy
@@ -269,6 +287,20 @@ def _tls_context(urls: tuple[str, ...], ca_file: Path | None) -> ssl.SSLContext:
     if any(url.startswith("https://") for url in urls):
         return ssl.create_default_context()
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; the default one costs 20 ms
+
+
+async def _speaks_tls(host: str, port: int) -> bool:
+    """Whether a handshake succeeds; nothing is sent over it, so whose certificate it is does not matter."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(LOOK_S):
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
+    except (OSError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return True
 
 
 def _certificate_fault(cause: BaseException | None) -> str:

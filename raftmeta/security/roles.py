@@ -94,6 +94,13 @@ def permitted(principal: Principal, action: str, node: str = "") -> bool:
     return action not in OWN_NODE_ONLY or (node != "" and node == principal.node)
 
 
+def takes(action: str) -> str:
+    """Who may, for people."""
+    roles = sorted(ACTIONS.get(action, frozenset()) - {Role.SYSTEM})
+    who = "the agent of that node" if action in OWN_NODE_ONLY else " or ".join(roles)
+    return f"this takes {who or 'the members themselves'}"
+
+
 def node_of_resource(resource: str) -> str:
     """The node of a path like `nodes/n1/heartbeat`, "" for others."""
     kind, _, rest = resource.partition("/")

@@ -20,7 +20,7 @@ import structlog
 
 from raftmeta.core.commands import Body
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.security.roles import AGENT_PREFIX, SYSTEM_PREFIX, Principal, Role, command_permitted, node_of_resource, permitted
+from raftmeta.security.roles import AGENT_PREFIX, SYSTEM_PREFIX, Principal, Role, command_permitted, node_of_resource, permitted, takes
 
 TOKEN_BYTES = 32
 MAX_FILE_BYTES = 1 << 20
@@ -161,7 +161,7 @@ class Authorizer:
         if caller == ANONYMOUS and self._principals is None:
             return
         if not permitted(caller, action, node_of_resource(resource)):
-            detail = f"{caller.name} with role {caller.role} may not {action} {resource[:200]}"
+            detail = f"{caller.name} with role {caller.role} may not {action} {resource[:200]}; {takes(action)}"
             raise RaftmetaError("forbidden", detail)
 
     def permits(self, name: str, body: Body) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from raftmeta.client import RaftmetaError
 from raftmeta.client.config import DEFAULT_URL, Connection, load, resolve
+from raftmeta.config import load as load_server
 
 FILE = 'urls = ["https://a:1", "https://b:1"]\nca_file = "ca.pem"\ntoken_file = "sub/t"\ntimeout_s = 5\n'
 
@@ -69,3 +70,16 @@ def test_a_file_that_nests_without_end_is_no_toml(tmp_path: Path) -> None:
     with pytest.raises(RaftmetaError, match="is no TOML") as raised:
         load(tmp_path / "client.toml")
     assert raised.value.code == "bad_field"
+
+
+@pytest.mark.parametrize(("line", "name"), [('member_id = "a"', "server.toml"), ('node = "a"', "agent.toml")])
+def test_a_file_of_another_process_is_called_by_its_name(line: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(line + '\nzone = "z"\n')
+    with pytest.raises(RaftmetaError, match=f"looks like a {name}; a client.toml .* is wanted"):
+        load(tmp_path / "x.toml")
+
+
+def test_a_member_that_is_given_a_client_toml_says_which_file_it_wants(tmp_path: Path) -> None:
+    (tmp_path / "client.toml").write_text(FILE)
+    with pytest.raises(RaftmetaError, match=r"looks like a client.toml; the server.toml .* is wanted"):
+        load_server(tmp_path / "client.toml")

@@ -7,13 +7,14 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from consistency.agent_answers import AgentFault
 from consistency.drill import Asked, Drill, Move, Try, as_json, as_text
+from consistency.drill_command import rate_of
 from consistency.drill_run import Load
 from consistency.inference import Output
 from consistency.live import Question
@@ -74,6 +75,20 @@ def test_an_old_side_that_answers_once_it_had_refused_breaks_the_fence_and_one_t
 def test_a_node_that_never_refused_is_named() -> None:
     made = drilled([*BEFORE, SWITCHING, *AFTER], refused={})
     assert made.found[0].unfenced == ("p",) and not made.holds and "p never refused" in as_text(made)
+
+
+def test_a_report_says_how_many_more_were_lost_what_the_load_was_and_who_serves() -> None:
+    lost = [asked(fault("p", 10 + at / 100), fault("s", 10 + at / 100)) for at in range(8)]
+    made = replace(drilled([*BEFORE, *lost, *AFTER]), capacity=4.0, serves="primary")
+    lines = as_text(made).splitlines()
+    assert "  load         asked for 20/s, a side answers about 4/s, which is more than it takes" in lines
+    assert lines[-2:] == ["  lost         … 3 more", "  serves now   the primary side"]
+    assert as_json(made)["serving_side"] == "primary"
+    assert "serves now   unknown" in as_text(drilled([*BEFORE, *AFTER])) and "more" not in as_text(drilled([*BEFORE, *lost[:5]]))
+
+
+def test_a_drill_asks_for_half_of_what_a_side_answers_unless_it_is_told_a_rate() -> None:
+    assert (rate_of(None, 4.0), rate_of(None, 1e6), rate_of(None, 0.0), rate_of(50.0, 4.0)) == (2.0, 20.0, 0.1, 50.0)
 
 
 def test_a_drill_without_requests_or_moves_proves_nothing() -> None:

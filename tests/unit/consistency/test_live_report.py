@@ -54,3 +54,16 @@ def test_of_common_questions_the_newest_samples_stay_and_their_bodies_go_first()
 def test_what_fits_is_whole() -> None:
     made = for_record(ran(2, "n", b"{}", 1, "done"))
     assert set(made["cut"]) == {"rows"} and made["kept"][0]["order"]["order_revision"] == 2
+
+
+def test_why_nothing_was_answered_stands_beside_how_much_that_was() -> None:
+    ledger = Ledger({"primary": ["p"], "standby": ["s"]})
+    question = Question("q", b"{}", 1, "close")
+    silent = Heard("p", "", {}, None, "refused: the node answered with status 403: x has role reader")
+    for at in range(3):
+        ledger.add(question, silent, silent._replace(node="s"), judge(question, silent, silent, ()), Moment(at))
+    made = Ran("d", "m", 1.0, 1.0, 0.0, 0, 0, 0.9, ledger, (), "p: status 403")
+    text = as_text(made)
+    assert "unanswered   p: 3; the first time: refused: the node answered with status 403: x has role reader\n" in text
+    assert "ended early  p: status 403\n" in text and "INCOMPLETE" in text
+    assert "unanswered_because" in as_json(made) and "refused" not in for_record(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class Node:
     order: int = 5
     answers: float = 1.0
     silent: str = ""
+    status: int = 0  # of the refusal, where it is silent
     is_moving: bool = False
     says_nothing: bool = False  # of what it has applied
     delay_s: float = 0.0
@@ -48,7 +50,7 @@ class Fleet:
         node.asked += 1
         await asyncio.sleep(node.delay_s)
         if node.silent:
-            raise AgentFault(node.silent, "as the test says")
+            raise AgentFault(node.silent, "as the test says", node.status)
         answer = node.version, (Output("y", "FP32", (2,), np.full(2, node.answers, "<f4")),)
         if self.during is not None:
             self.during(node)
@@ -67,6 +69,7 @@ class Scene:
     ledger: Ledger = field(default_factory=lambda: Ledger({"primary": ["p"], "standby": ["s"]}, 0.2))
     rate: float = 2000.0
     skipped: int = 0
+    refused: str = ""
     fault: Exception | None = None  # of whoever knows the versions
 
     def run(self, seconds: float = 0.3) -> Ledger:
@@ -84,7 +87,7 @@ class Scene:
             stop = asyncio.Event()
             asyncio.get_running_loop().call_later(seconds, stop.set)
             await probing.run(stop)
-            self.skipped = probing.skipped
+            self.skipped, self.refused = probing.skipped, probing.refused
 
         asyncio.run(asyncio.wait_for(work(), 30))
         return self.ledger
@@ -217,3 +220,19 @@ def test_probes_of_a_version_are_asked_as_they_were_published() -> None:
     out = ProbeTensor("y", "FP32", (2, 1), np.zeros(2, "<f4").tobytes())
     (question,) = live_questions.of_probes([Probe("texts", "cosine", (text,), (out,), limit=0.99)])
     assert (question.name, question.rows, question.measure, question.limit) == ("texts", 2, "cosine", 0.99)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_a_run_that_nobody_would_answer_ends_by_itself_and_says_why(status: int) -> None:
+    scene = Scene(Fleet({"p": Node(silent="refused", status=status), "s": Node(silent="refused", status=status)}))
+    began_s = time.monotonic()
+    ledger = scene.run(30.0)
+    assert time.monotonic() - began_s < 20 and "as the test says" in scene.refused
+    assert scene.fleet.nodes["p"].asked <= 2 * live_run.UNFIT + live_run.MAX_IN_FLIGHT
+    assert ledger.silence["p"] == "refused: as the test says"
+
+
+def test_a_question_that_one_model_does_not_take_ends_no_run_that_was_answered() -> None:
+    scene = Scene(Fleet({"p": Node(), "s": Node(silent="refused", status=400)}))
+    ledger = scene.run()
+    assert not scene.refused and ledger.samples[Kind.UNANSWERED] > 2 * live_run.UNFIT

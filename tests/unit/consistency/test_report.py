@@ -198,3 +198,10 @@ def test_a_fleet_too_large_for_the_log_is_recorded_without_its_nodes_and_reasons
     made = verdict_of(diverged_fleet())
     large = msgspec.structs.replace(made, nodes=made.nodes * 1_000, reasons=made.reasons * 2_000)
     assert len(json.dumps(report.for_record(large))) < MAX_REPORT_BYTES
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_report_fits_the_terminal_and_keeps_what_it_says(width: int) -> None:
+    lines = report.as_text(verdict_of(diverged_fleet()), width).splitlines()
+    assert max(map(len, lines)) <= width and lines[1] == "=" * width and lines[0].endswith("DIVERGED")
+    assert report.as_text(verdict_of(diverged_fleet()), 1000) == DIVERGED

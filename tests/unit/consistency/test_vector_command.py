@@ -84,7 +84,7 @@ def test_a_narrow_terminal_gets_short_entries_then_short_names_and_whole_figures
 
 def test_a_name_that_is_too_long_loses_its_middle() -> None:
     assert vector_command._cell("TENSOR", "encoder.layer.4.attention.self.query.weight", 20) == "encoder…query.weight"
-    assert vector_command._cell("ENTRY", "0123456789", 4) == "0123"
+    assert vector_command._cell("ENTRY", "0123456789", 4) == "012…"
     assert vector_command._cell("BYTES", "12", 4) == "  12"
 
 
@@ -96,7 +96,10 @@ def test_a_file_without_tensors_has_the_empty_root(tmp_path: Path, capsys: pytes
 def test_the_expected_root_is_a_yes_in_either_case_of_letters(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = build_manifest(root, sources=[], engine="hf", unbound=()).vector_root
     assert main(["vector", str(root), "--expect", expected.upper()]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"root      {expected}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"root      {expected}  as expected"
+    assert main(["vector", str(root), "--expect", expected[:12]]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"root      {expected}  as expected"
+    assert main(["vector", str(root), "--expect", "0" * 12]) == 1
 
 
 def test_another_root_is_a_no_that_shows_both(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,6 +122,18 @@ def test_each_role_may_do_what_the_table_says_and_nothing_else(path: Path, name:
     assert refused(lambda: authorizer.require(caller, action, resource), "forbidden") == (name not in ALLOWED[action])
 
 
+def test_a_refusal_names_the_roles_that_may(path: Path) -> None:
+    authorizer = Authorizer(path)
+    agent = authorizer.authenticate(TOKENS["agent:n1"])
+    for action, resource, says in (
+        ("activate", "deployments/d/activate", "this takes admin or operator"),
+        ("heartbeat", "nodes/n2/heartbeat", "this takes the agent of that node"),
+        ("advance", "x", "this takes the members themselves"),
+    ):
+        with pytest.raises(RaftmetaError, match=says):
+            authorizer.require(agent, action, resource)
+
+
 def test_the_expected_table_covers_every_action() -> None:
     assert ALLOWED.keys() == ACTIONS.keys()
 
