@@ -81,7 +81,7 @@ class Remembered:
             return False
         if side is record.serving_side:
             if side is not None and order > record.serving_order:
-                self._journal.note(self.name, lambda record: msgspec.structs.replace(record, serving_order=order))
+                self.remember(serving_order=order)  # after a start an order in between would else take the decision back
             return False
         if side is None and order.generation <= record.serving_order.generation:
             return False
