@@ -7,13 +7,15 @@ bytes that it names. An attestation counts only if this start of the agent made 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from node_agent.plan import Change, Drain, Goal, Order, Target
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import DrainOverdue, Phase, RolloutKind, RolloutStatus, SideName, Stage
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # what the node's record and a float can hold
 
 
 class SideView(msgspec.Struct, frozen=True):
@@ -24,7 +26,7 @@ class SideView(msgspec.Struct, frozen=True):
 class PolicyView(msgspec.Struct, frozen=True):
     """The fields of a policy that an agent needs; members of an earlier build do not give them."""
 
-    drain_timeout_ms: int = 60_000
+    drain_timeout_ms: Count = 60_000
     drain_overdue: DrainOverdue = DrainOverdue.WAIT
 
 
@@ -38,7 +40,7 @@ class DeploymentView(msgspec.Struct, frozen=True):
     version: str
     previous: str
     rollout_id: str
-    order_revision: int
+    order_revision: Count
     policy: PolicyView = PolicyView()
     serving_side: SideName = SideName.PRIMARY
     failover: dict[str, Any] | None = None

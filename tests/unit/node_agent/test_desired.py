@@ -84,6 +84,12 @@ def test_the_goal_carries_how_long_a_slot_may_be_kept_and_what_happens_then() ->
         drain_of(drain_overdue="kill")
 
 
+@pytest.mark.parametrize("fields", [{"policy": {"drain_timeout_ms": 10**400}}, {"order_revision": 2**63}, {"order_revision": -1}])
+def test_a_number_that_no_record_of_a_node_holds_is_none_of_a_deployment(fields: dict[str, Any]) -> None:
+    with pytest.raises(RaftmetaError, match="no DeploymentView"):
+        read(deployment(**fields), DeploymentView)
+
+
 def test_what_an_earlier_start_of_the_agent_attested_does_not_count() -> None:
     made = desired(rollout(attestations=[attestation("ready", boot_id="boot-0")]))
     change = change_of(made)

@@ -381,3 +381,19 @@ def test_a_member_whose_replies_lack_a_field_ends_nothing_and_is_asked_again(sce
         await scene.until(whole_again)
 
     run(work)
+
+
+def test_an_interval_that_no_clock_holds_ends_nothing_and_is_asked_for_again(scene: LoopScene) -> None:
+    async def work() -> None:
+        scene.plane.interval_ms = 10**400
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+
+        def asked_again() -> bool:
+            if scene.plane.heartbeats:
+                scene.plane.interval_ms = 20
+            return scene.serving() == "1.0.0" and len(scene.plane.heartbeats) > 1
+
+        await scene.until(asked_again)
+
+    run(work)
