@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from node_agent.desired import read
+from node_agent.desired import Count, read
 from node_agent.journal import Journal
 from node_agent.plan import NO_ORDER, Order
 from node_agent.runtime import log
@@ -49,7 +49,7 @@ class ClusterView(msgspec.Struct, frozen=True):
 
 
 class HeartbeatView(msgspec.Struct, frozen=True):
-    interval_ms: int
+    interval_ms: Count
 
 
 class Contact:

@@ -132,7 +132,10 @@ class Answers:
         found = tender.serving.evidence()
         if found is None:
             return Fault(call.number, 503, "starting", f"{call.deployment}: nothing serves yet that this process has verified")
-        return Json(call.number, await asyncio.to_thread(self._evidence_body, tender, found))
+        try:
+            return Json(call.number, await asyncio.to_thread(self._evidence_body, tender, found))
+        except RaftmetaError as error:  # it left meanwhile
+            return Fault(call.number, error.info.status, error.code, error.detail)
 
     def _evidence_body(self, tender: Tender, found: Evidence) -> bytes:
         record, manifest = tender.remembered.record, self._store.manifest(found.record.checksum)

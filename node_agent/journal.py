@@ -83,6 +83,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     serving_order: Order = Order(0, 0)  # of that decision: an older one does not take it back
     order_seen_ns: int = 0  # monotonic clock when the order of the fence was seen, 0 once every worker answered
     lag_ms: int = -1  # of the last switch: order seen to all workers answering
+    leaving: bool = False  # it no longer lists this node: nobody answers for it, and its memory is being given back
     damage: str = ""  # what was found wrong in the memory that serves, until it is whole again; not ready meanwhile
 
     @property
@@ -117,6 +118,13 @@ class Journal:
     def deployment(self, name: str) -> DeploymentRecord | None:
         return self.record.deployments.get(name)
 
+    def _known(self, name: str) -> DeploymentRecord:
+        """Raises RaftmetaError unknown_deployment for one that was dropped: whoever works on it may not have heard so."""
+        found = self.record.deployments.get(name)
+        if found is None:
+            raise RaftmetaError("unknown_deployment", f"deployment {name!r} left this node")
+        return found
+
     def put(self, deployment: DeploymentRecord) -> None:
         """Durable when this returns. Writes nothing when nothing changed."""
         with self._lock:
@@ -126,7 +134,7 @@ class Journal:
     def update(self, name: str, make: Callable[[DeploymentRecord], DeploymentRecord]) -> None:
         """What `make` makes of the record as it is now; nothing comes in between. Durable when this returns."""
         with self._lock:
-            before = self.record.deployments[name]
+            before = self._known(name)
             after = make(before)
             if after != before or not self._is_written:
                 self._replace(self.record.deployments | {name: after})
@@ -134,7 +142,7 @@ class Journal:
     def note(self, name: str, make: Callable[[DeploymentRecord], DeploymentRecord]) -> None:
         """The same, durable only with the next change that is: for what a start may find a little behind."""
         with self._lock:
-            changed = self.record.deployments | {name: make(self.record.deployments[name])}
+            changed = self.record.deployments | {name: make(self._known(name))}
             self._is_written = self._is_written and changed == self.record.deployments
             self.record = msgspec.structs.replace(self.record, deployments=changed)
 
@@ -143,7 +151,7 @@ class Journal:
         stops nothing that can be done without a disk."""
         with self._lock:
             before = self.record
-            changed = before.deployments | {name: make(before.deployments[name])}
+            changed = before.deployments | {name: make(self._known(name))}
             if changed == before.deployments:
                 return
             try:

@@ -3,7 +3,8 @@
 A list gives everything at one revision, the watch continues from there, `compacted` means list again, at once after a watch that lasted
 and else after a pause: a member may say so again and again. When the control plane does not answer, nothing stops: what serves goes on, and
 a node that starts without it serves what it served last, and says so. Deployments that no longer list the node are given up only on the
-word of a list or a change.
+word of a list or a change. Hearing waits for nothing but the node's own record: what members have to be asked for is `goals`, and giving up
+is `leaving`. What goes wrong with one deployment is its own trouble.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from node_agent import report
 from node_agent.contact import Contact, Members
-from node_agent.desired import DeploymentView, Desired, RolloutView, read
+from node_agent.desired import DeploymentView, Desired, Sides
 from node_agent.evidence import Teller
 from node_agent.fetch import FetchFailed
+from node_agent.goals import Goals
 from node_agent.journal import DeploymentRecord
+from node_agent.leaving import Leaving
 from node_agent.places import Places, new_record
-from node_agent.plan import Goal, Order, Target
+from node_agent.plan import Goal, Order
 from node_agent.prepared import Prepared
 from node_agent.refusal import Refusal
 from node_agent.remembered import Remembered
@@ -31,10 +32,12 @@ from node_agent.report import NodeFacts
 from node_agent.runtime import log
 from node_agent.taking import Means
 from node_agent.tend import Tender
+from node_agent.troubles import Troubles
 from raftmeta.core.errors import RaftmetaError
 
 WATCHED = ("deployments", "rollouts")
 RETRY_S = 1.0
+RELIST_S = 10.0  # until what could not be read is listed again, while the watch goes on
 RECORD_S = 2.0  # between looks at the file of the node's record
 
 
@@ -58,11 +61,6 @@ class Bounds(NamedTuple):
     start_wait_s: float  # for the control plane, before the pin is served
 
 
-class VersionView(msgspec.Struct, frozen=True):
-    checksum: str
-    vector_root: str
-
-
 class Loop:
     _means: Means  # from the beginning of `run`: it in turn is made of `kick` and `keep`
 
@@ -75,11 +73,10 @@ class Loop:
         self._teller = Teller(facts.node, facts.boot_id, places.store.beside)
         self._tenders: dict[str, Tender] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
-        self._targets: dict[tuple[str, str, int], Target] = {}  # (model, label, order revision) -> bytes
-        self._previous: dict[str, str] = {}  # deployment -> checksum that undo returns to
         self._listed = False
-        self._refused: dict[str, str] = {}  # deployments that could not be taken over yet, and why
-        self._turn = asyncio.Lock()  # goals are set by one task at a time
+        self._troubles = Troubles()
+        self._goals = Goals(desired, plane, self._troubles, self._want)
+        self._leaving = Leaving(places.journal, self._troubles)
         self.contact = Contact(facts.node, plane, places.journal)
 
     @property
@@ -87,7 +84,12 @@ class Loop:
         return self._tenders
 
     def status(self) -> dict[str, Any]:
-        return report.status(self._facts, self._looks(), self.contact.look(), self._places.journal.record.cordoned)
+        looks = [look._replace(trouble=self._trouble_of(look)) for look in self._looks()]
+        cordoned = self._places.journal.record.cordoned
+        return report.status(self._facts, looks, self.contact.look(), cordoned, self._troubles.others(self._tenders))
+
+    def _trouble_of(self, look: report.Look) -> str:
+        return "; ".join(filter(None, (self._troubles.of(look.deployment), look.trouble)))
 
     async def plans(self, version: str = "") -> dict[str, Any]:
         """By deployment: the steps that are left, with what they would move; with a version, as if it were activated now.
@@ -97,14 +99,14 @@ class Loop:
         return {name: await self._plan_of(tender, version) for name, tender in sorted(self._tenders.items())}
 
     async def _plan_of(self, tender: Tender, label: str) -> dict[str, Any]:
-        model = tender.remembered.record.model
         try:
-            target = await self._target(model, label) if label else None
+            model = tender.remembered.record.model
+            target = await self._goals.target(model, label) if label else None
             if target is not None:
                 await self._means.provider.manifest(target)
+            return await asyncio.to_thread(tender.preview, target)
         except (RaftmetaError, FetchFailed) as cause:
-            return {"goal": "", "rollout": "", "steps": [], "refused": f"{model} {label}: {cause}"}
-        return await asyncio.to_thread(tender.preview, target)
+            return {"goal": "", "rollout": "", "steps": [], "refused": f"{label}: {cause}" if label else str(cause)}
 
     @property
     def cluster_id(self) -> str:
@@ -150,14 +152,14 @@ class Loop:
             return None
         wanted: set[str] = set()
         for name, tender in self._tenders.items():
-            goal, record = tender.goal, tender.remembered.record
-            if goal is None or goal.offline:
+            goal, record, previous = tender.goal, tender.remembered.record, self._goals.previous(name)
+            if goal is None or goal.offline or previous is None:
                 return None
             targets = [goal.committed, goal.change.to if goal.change else None, record.obeyed, record.pin]
             wanted.update(target.checksum for target in targets if target is not None)
             wanted.update(look.record.checksum for look in tender.serving.slots() if look.record.checksum)
-            if self._previous.get(name):
-                wanted.add(self._previous[name])
+            if previous:
+                wanted.add(previous)
         return frozenset(wanted)
 
     async def run(self, means: Means) -> None:
@@ -177,7 +179,7 @@ class Loop:
             tasks = [task for each in self._tasks.values() for task in each]
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, self._goals.stop(), self._leaving.stop(), return_exceptions=True)
 
     # --- following
 
@@ -185,12 +187,7 @@ class Loop:
         while True:
             listed_at = time.monotonic()
             try:
-                revision = await self._list()
-                async for item in self._plane.watch(revision, WATCHED):
-                    events = getattr(item, "events", ())
-                    if events:
-                        self._desired.apply(item.generation, events)
-                        await self._set_goals()
+                await self._watch(await self._list())
             except RaftmetaError as error:
                 if error.code == "compacted":
                     log.info("watch_compacted", reason=error.detail)
@@ -203,91 +200,83 @@ class Loop:
         """Everything anew. Gives the revision from which to watch: no later than any of the reads."""
         where = await self._plane.cluster()
         self.contact.refuse_strangers(where)
-        deployments = [read(item, DeploymentView) async for item in self._plane.deployments()]
-        mine = [item for item in deployments if item.side_of(self._facts.node) is not None]
-        rollouts = [read(dict(await self._plane.get_rollout(item.rollout_id)), RolloutView) for item in mine if item.rollout_id]
-        self._desired.replace(where.generation, deployments, rollouts)
+        records = [record async for record in self._plane.deployments()]
+        self._desired.replace(where.generation, records)
         self.contact.heard(where.generation)
         self._listed = True
-        await self._set_goals()
+        self._hear()
         return where.revision
 
-    async def _set_goals(self) -> None:
-        async with self._turn:
-            await self._set_all_goals()
+    async def _watch(self, revision: int) -> None:
+        """Ends with the watch, or when it is time to list again what could not be read."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELIST_S if self._desired.faults() else None) as limit:
+                async for item in self._plane.watch(revision, WATCHED):
+                    events = getattr(item, "events", ())
+                    if events:
+                        self._desired.apply(item.generation, events)
+                        self._hear()
+                    if not self._desired.faults():
+                        limit.reschedule(None)
+                    elif limit.when() is None:
+                        limit.reschedule(asyncio.get_running_loop().time() + RELIST_S)
 
-    async def _set_all_goals(self) -> None:
-        mine = self._desired.mine()
-        for item in mine:
-            self._hear_sides(item)
-        for gone in set(self._tenders) - {item.name for item in mine}:
-            await self._give_up(gone)
-        for item in mine:
-            committed = await self._committed(item)
-            goal = self._desired.goal(item, committed)
-            tender = self._tenders.get(item.name) or self._adopt(goal, item.model)
-            if tender is not None:
-                self._hear_sides(item)  # for one that was adopted now
-                tender.want(goal)
-                await self._remember_previous(item)
+    def _hear(self) -> None:
+        """The sides of all first, which wait for no member's answer; what members have to be asked for is begun."""
+        self._troubles.note_all("record", self._desired.faults())
+        for sides in self._desired.sides():
+            self._hear_sides(sides)
+        for gone in [name for name in self._tenders if not self._desired.stays(name)]:
+            self._goals.forget(gone)
+            self._leaving.begin(gone, self._tenders.pop(gone).serving, self._tasks.pop(gone))
+        remembered = self._places.journal.record.deployments
+        self._troubles.keep_only(lambda name: not name or name in remembered or self._desired.stays(name))
+        self._goals.settle()
 
-    def _hear_sides(self, item: DeploymentView) -> None:
-        """Of which side this node is, and which one takes requests.
+    def _want(self, item: DeploymentView, goal: Goal) -> None:
+        """Raises RaftmetaError where the node's record cannot be written: nothing is done about an order before its sides were heard."""
+        if item.name in self._leaving:
+            raise RaftmetaError("starting", f"{item.name}: it left this node and came back; what is left of it is given up first")
+        tender = self._tenders.get(item.name) or self._adopt(goal, item.model)
+        if tender is not None and self._hear_sides(item):  # again for one that was adopted now
+            tender.want(goal)
+
+    def _hear_sides(self, item: Sides) -> bool:
+        """Of which side this node is, and which one takes requests. False when that could not be written down.
 
         Durable before anything else is done about an order: a node that may not answer must not, whatever its plan waits for, and whether
         or not a member says what the order's version consists of. What is of an order below one that was heard says nothing of the sides.
         """
         tender, own = self._tenders.get(item.name), item.side_of(self._facts.node)
         if tender is None:
-            return
+            return True
         memory, decided, order = tender.remembered, item.decided_side, Order(self._desired.generation, item.order_revision)
-        if order < max(memory.record.serving_order, memory.record.fence):
-            return
-        if memory.record.side is not own:
-            memory.remember(side=own)
-        if memory.hear_serving_side(decided, order):
-            fenced = memory.record.fenced_by is not None
-            log.warning("serving_side", deployment=item.name, serves="both" if decided is None else decided.value, fenced=fenced)
-
-    async def _committed(self, item: DeploymentView) -> Target | None:
-        if not item.version:
-            return None
-        known = self._desired.known_target(item) or self._targets.get((item.model, item.version, item.order_revision))
-        return known or await self._resolve(item, item.version)
-
-    async def _resolve(self, item: DeploymentView, label: str) -> Target:
-        target = await self._target(item.model, label)
-        if len(self._targets) > 1000:
-            self._targets.clear()
-        self._targets[item.model, label, item.order_revision] = target
-        return target
-
-    async def _target(self, model: str, label: str) -> Target:
-        version = read(await self._plane.get_version(model, label), VersionView)
-        return Target(model, label, version.checksum, version.vector_root)
-
-    async def _remember_previous(self, item: DeploymentView) -> None:
-        known = self._targets.get((item.model, item.previous, item.order_revision))
-        if item.previous and known is None:
-            with suppress(RaftmetaError):  # asked again at the next change; until then nothing is collected
-                known = await self._resolve(item, item.previous)
-        if item.previous and known is None:
-            self._listed = False
-        self._previous[item.name] = known.checksum if known else ""
+        why = ""
+        try:
+            if order >= max(memory.record.serving_order, memory.record.fence):
+                if memory.record.side is not own:
+                    memory.remember(side=own)
+                if memory.hear_serving_side(decided, order):
+                    fenced = memory.record.fenced_by is not None
+                    log.warning("serving_side", deployment=item.name, serves="both" if decided is None else decided.value, fenced=fenced)
+        except RaftmetaError as cause:
+            why = str(cause)
+        self._troubles.note(item.name, "sides", why)
+        return not why
 
     # --- tenders
 
     def _restore(self) -> None:
         """Take over every deployment that this node has and nobody tends; what it should do comes later."""
         for name, record in sorted(self._places.journal.record.deployments.items()):
-            if name not in self._tenders:
+            if name not in self._tenders and name not in self._leaving and not record.leaving:
                 self._take_over(record)
 
     def _adopt(self, goal: Goal, model: str) -> Tender | None:
         """A deployment that lists this node and has no tender yet."""
         name = goal.deployment
         if len(self._tenders) >= self._bounds.max_deployments:
-            log.error("deployment_refused", deployment=name, reason=f"this node takes part in its limit of {self._bounds.max_deployments}")
+            self._troubles.note(name, "take", f"this node takes part in its limit of {self._bounds.max_deployments}")
             return None
         journal = self._places.journal
         record = journal.deployment(name) or new_record(goal, model, self._places.store.root, self._facts.node)
@@ -296,26 +285,33 @@ class Loop:
 
     def _take_over(self, record: DeploymentRecord) -> Tender | None:
         """None where what an earlier control left cannot be had, or not yet: a killed one may be on its way out."""
-        name = record.name
+        tender = None
         try:
             tender = self._start(record)
         except (Refusal, OSError) as cause:
-            if self._refused.get(name) != str(cause):
-                log.error("deployment_refused", deployment=name, reason=str(cause), again_in_s=RETRY_S)
-            self._refused[name] = str(cause)
-            return None
-        self._refused.pop(name, None)
+            self._troubles.note(record.name, "take", str(cause))
+        else:
+            self._troubles.note(record.name, "take", "")
         return tender
 
     async def _retry(self) -> None:
-        """What could not be taken over is tried again: nobody else would, while nothing changes for the deployment."""
+        """What could not be done is tried again: nobody else would, while nothing changes for the deployment."""
         while True:
             await asyncio.sleep(RETRY_S)
-            if self._refused:
+            self._leave_on()
+            if self._troubles:
                 self._restore()
-                with suppress(RaftmetaError):  # `_follow` lists again
-                    if self._listed:
-                        await self._set_goals()
+                if self._listed:
+                    self._hear()
+
+    def _leave_on(self) -> None:
+        """What an earlier control did not bring to its end."""
+        for name, record in sorted(self._places.journal.record.deployments.items()):
+            if record.leaving and name not in self._leaving:
+                try:
+                    self._leaving.begin(name, self._means.serve(record), ())
+                except (Refusal, OSError) as cause:
+                    self._troubles.note(name, "leave", str(cause))
 
     async def _watch_record(self) -> None:
         """The front and the workers read the node's record, and a start of control needs it: it is made whole while this one knows it."""
@@ -333,17 +329,6 @@ class Loop:
         if (beside := self._means.beside(tender)) is not None:
             self._tasks[name].append(asyncio.create_task(_guarded(beside), name=f"beside {name}"))
         return tender
-
-    async def _give_up(self, name: str) -> None:
-        """The deployment no longer lists this node."""
-        tender, tasks = self._tenders.pop(name), self._tasks.pop(name)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._places.journal.drop(name)
-        await tender.serving.release(None)
-        tender.serving.destroy()
-        log.info("deployment_given_up", deployment=name)
 
     async def _start_alone(self) -> None:
         """Without an answer in time, serve what served last."""

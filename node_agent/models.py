@@ -40,7 +40,7 @@ class Models:
     def known(self, model: str) -> DeploymentRecord:
         """Raises ServeError 404."""
         found = self._record.deployments().get(model)
-        if found is None:
+        if found is None or found.leaving:
             raise ServeError(404, f"no model {model!r} on this node")
         return found
 
@@ -49,7 +49,7 @@ class Models:
         record = self._record.record()
         if record is not None and record.cordoned:
             return f"cordoned: {record.cordoned}"
-        deployments = {} if record is None else record.deployments
+        deployments = {} if record is None else {name: each for name, each in record.deployments.items() if not each.leaving}
         if not deployments:
             return "no deployment lists this node, or the control plane was never reached"
         reasons = [f"{name}: {reason}" for name, record in sorted(deployments.items()) if (reason := self._why_not(record))]

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from node_agent.desired import read
 from node_agent.fetch import INTEGRITY_MISMATCH, BlobsRotten, Cancelled, Fetcher, FetchFailed
 from node_agent.plan import Target
 from node_agent.report import describe
@@ -34,6 +35,12 @@ MAX_TRIES = 3  # of a fetch: one finds blobs that rotted, one finds the disk ful
 MAX_FETCHES = 64  # beside each other
 LOOK_S = 0.1  # between looks whether a wait is still wanted
 MAX_ORIGINS = 1000  # remembered; asking once more is all that forgetting costs
+
+
+class VersionView(msgspec.Struct, frozen=True):
+    """What is taken from a version's record."""
+
+    manifest_digest: str
 
 
 class ManifestSource(Protocol):
@@ -143,8 +150,8 @@ class StoreProvider:
         """As the label has it now, and from here on in the store; what is there already while the control plane does not answer."""
         stored = await self._stored(target)
         try:
-            version = await self._plane.get_version(target.model, target.label)
-            origin = target.model, target.label, str(version["manifest_digest"])
+            version = read(await self._plane.get_version(target.model, target.label), VersionView)
+            origin = target.model, target.label, version.manifest_digest
             if stored is not None and self._origins.get(target.checksum) == origin:
                 return stored
             reply = await self._plane.get_manifest(target.model, target.label)

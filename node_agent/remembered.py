@@ -14,6 +14,7 @@ import msgspec
 from node_agent.failure import Failure
 from node_agent.journal import LOAD_PHASES, MAX_PROOFS, ChangeRecord, DeploymentRecord, Journal, LoadPhase, Proof
 from node_agent.plan import Order, Target
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName, StageCounters
 
 
@@ -26,8 +27,10 @@ class Remembered:
 
     @property
     def record(self) -> DeploymentRecord:
+        """Raises RaftmetaError unknown_deployment once it was given up."""
         found = self._journal.deployment(self.name)
-        assert found is not None, self.name
+        if found is None:
+            raise RaftmetaError("unknown_deployment", f"deployment {self.name!r} left this node")
         return found
 
     def remember(self, **fields: object) -> None:
@@ -81,7 +84,7 @@ class Remembered:
             return False
         if side is record.serving_side:
             if side is not None and order > record.serving_order:
-                self._journal.note(self.name, lambda record: msgspec.structs.replace(record, serving_order=order))
+                self.remember(serving_order=order)  # after a start an order in between would else take the decision back
             return False
         if side is None and order.generation <= record.serving_order.generation:
             return False

@@ -74,10 +74,19 @@ def heartbeat(facts: NodeFacts, looks: Sequence[Look], cordoned: str = "") -> di
     }
 
 
-def status(facts: NodeFacts, looks: Sequence[Look], control_plane: Mapping[str, Any], cordoned: str = "") -> dict[str, Any]:
-    """The answer of /raftmeta/v1/status: a heartbeat and what stands in the way. `control_plane`: reachable, reason, silent_s."""
+def status(
+    facts: NodeFacts,
+    looks: Sequence[Look],
+    control_plane: Mapping[str, Any],
+    cordoned: str = "",
+    not_tended: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The answer of /raftmeta/v1/status: a heartbeat and what stands in the way. `control_plane`: reachable, reason, silent_s.
+
+    `not_tended`: by deployment that has no look, why it cannot be followed, taken over or given up yet.
+    """
     body = heartbeat(facts, looks, cordoned)
-    body |= {"control_plane": dict(control_plane), "cordoned": cordoned}
+    body |= {"control_plane": dict(control_plane), "cordoned": cordoned, "not_tended": dict(not_tended or {})}
     for look in looks:
         more = {"model": look.model, "side": look.side.value, "committed": look.goal, "doing": look.doing, "trouble": look.trouble}
         held = [{"who": holder.who, "seconds": None if holder.seconds is None else round(holder.seconds, 1)} for holder in look.holders]

@@ -268,18 +268,18 @@ class Station:
         `tensor`: of this one alone, which says nothing of the slot as a whole.
         """
         for _ in range(3):
-            slot, epoch = self.block.active()
-            if slot == NO_SLOT or self._arena is None:
+            (slot, epoch), arena = self.block.active(), self._arena
+            if slot == NO_SLOT or arena is None:
                 return None
             with self.records:  # not in the middle of a repair
-                record = self._arena.record(slot)
+                record = arena.record(slot)
             snapshot = self._snapshots.load(slot, record.snapshot_digest)
             if record.state is not SlotState.VERIFIED or snapshot is None:
                 return None
             began_ns = self._places.clock_ns()
             places = [place for place in snapshot.layout.placements if tensor in ("", place.name)]
-            vectors = _compute(CpuDevice(self._arena), slot, places, Pace(budget=self._places.budget))
-            if self.block.active() == (slot, epoch) and self._arena.record(slot) == record:
+            vectors = _compute(CpuDevice(arena), slot, places, Pace(budget=self._places.budget))
+            if self.block.active() == (slot, epoch) and arena.record(slot) == record:
                 found = Reading(record, slot, epoch, vectors)
                 if not tensor:
                     self._note_reading(found, began_ns)
@@ -313,17 +313,17 @@ class Station:
 
     def digests(self, after: str, limit_bytes: int, given_up: Callable[[], bool]) -> Digests | None:
         """Of the slot that serves, from its memory. None while nothing does, when it was given up, or when a switch came in between."""
-        slot, epoch = self.block.active()
-        if slot == NO_SLOT or self._arena is None:
+        (slot, epoch), arena = self.block.active(), self._arena
+        if slot == NO_SLOT or arena is None:
             return None
-        record = self._arena.record(slot)
+        record = arena.record(slot)
         snapshot = self._snapshots.load(slot, record.snapshot_digest) if record.state is SlotState.VERIFIED else None
         if snapshot is None:
             return None
         page = digests.page_of(snapshot.layout.placements, after, limit_bytes)
-        with self._arena.slot_view(slot) as memory:
+        with arena.slot_view(slot) as memory:
             found = digests.compute(memory, page.places, self._places.budget, given_up)
-        if found is None or self.block.active() != (slot, epoch) or self._arena.record(slot) != record:
+        if found is None or self.block.active() != (slot, epoch) or arena.record(slot) != record:
             return None
         return Digests(record, slot, epoch, found, page.following)
 

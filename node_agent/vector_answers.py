@@ -12,8 +12,8 @@ import base64
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -30,10 +30,16 @@ from node_agent.trouble import STEP_FAULTS
 from raftmeta.core import block_file
 from raftmeta.core.errors import RaftmetaError
 
+T = TypeVar("T")
+
 
 class Deployments(Protocol):
     @property
     def tenders(self) -> Mapping[str, Tender]: ...
+
+
+class _Left(Exception):
+    """The deployment left this node, and its memory with it, while it was read."""
 
 
 class _Seen(NamedTuple):
@@ -68,6 +74,8 @@ class VectorAnswers:
                     return await self._digests(call)
         except TooManyReadings as cause:
             return Fault(call.number, 503, "overloaded", str(cause))
+        except _Left as cause:
+            return Fault(call.number, 404, "unknown_deployment", str(cause))
 
     async def _all(self, call: GetVectors) -> Reply:
         looks: list[tuple[str, Tender, _Seen]] = []
@@ -79,26 +87,30 @@ class VectorAnswers:
                 faults[name] = _not_in_time(name, call.wait_s)
                 continue
             if tender is None:
-                faults[name] = {"code": "unknown_deployment", "detail": f"deployment {name!r} is not on this node"}
+                faults[name] = _unknown(name)
                 continue
             try:
-                seen = await self._look(tender, call.max_age_ms, until_ns)
+                seen = await self._look(name, tender, call.max_age_ms, until_ns)
                 if seen is None and self._clock_ns() > until_ns:
                     faults[name] = _not_in_time(name, call.wait_s)
                 elif seen is None:
                     faults[name] = {"code": "starting", "detail": f"{name}: no verified version serves right now"}
                 else:
                     looks.append((name, tender, seen))
+            except _Left:
+                faults[name] = _unknown(name)
             except TooManyReadings as cause:
                 faults[name] = {"code": "overloaded", "detail": f"{name}: {cause}"}
             except STEP_FAULTS as cause:
                 faults[name] = {"code": "unreadable", "detail": f"{name}: {type(cause).__name__}: {cause}"[:1000]}
+        here = [look for look in looks if self._is_here(look[0], look[1])]  # others left while the next ones were read
+        faults |= {name: _unknown(name) for name, tender, _ in looks if not self._is_here(name, tender)}
         body = {
             "node": self._facts.node,
             "zone": self._facts.zone,
             "boot_id": self._facts.boot_id,
             "active_models": self._active_models(),
-            "vectors": {name: self._vector(tender, seen) for name, tender, seen in looks},  # with their ages as they are now
+            "vectors": {name: self._vector(tender, seen) for name, tender, seen in here},  # with their ages as they are now
             "faults": faults,
         }
         return Json(call.number, msgspec.json.encode(body))
@@ -110,14 +122,14 @@ class VectorAnswers:
         until_ns = self._until_ns(call.wait_s)
         if call.blocks:
             read = functools.partial(self._published if call.published else self._in_memory, tender, call)
-            found = await self._readings.share((id(tender), call.blocks, call.published), until_ns, read)
+            found = await self._share(call.deployment, tender, (id(tender), call.blocks, call.published), until_ns, read)
             if found is None:
                 return _late(call)
             if isinstance(found, Fault):
                 return msgspec.structs.replace(found, number=call.number)  # perhaps of another question that shared the reading
             blocks = base64.b64encode(pack_blocks(found)).decode()
             return Json(call.number, msgspec.json.encode({"tensor": call.blocks, "blocks": blocks}))
-        seen = await self._look(tender, None, until_ns)
+        seen = await self._look(call.deployment, tender, None, until_ns)
         if seen is None and self._clock_ns() > until_ns:
             return _late(call)
         if seen is None:
@@ -175,22 +187,37 @@ class VectorAnswers:
         is_over = lambda: given_up.is_set() or self._clock_ns() > until_ns  # noqa: E731
         try:
             read = functools.partial(tender.serving.digests, call.after, call.limit_bytes, is_over)
-            found = await self._readings.share(given_up, until_ns, read)
+            found = await self._share(call.deployment, tender, given_up, until_ns, read)
         finally:
             given_up.set()  # a call that nobody waits for any more reads no further
         if found is None:
             return _serves_nothing(call.number, call.deployment)
         return Json(call.number, msgspec.json.encode(self._digests_body(call.deployment, found)))
 
-    async def _look(self, tender: Tender, max_age_ms: int | None, until_ns: int) -> _Seen | None:
-        """None while nothing serves, or when memory was not read by then. Raises TooManyReadings, and what reading does."""
+    async def _look(self, name: str, tender: Tender, max_age_ms: int | None, until_ns: int) -> _Seen | None:
+        """None while nothing serves, or when memory was not read by then. Raises _Left, TooManyReadings, and what reading does."""
         if max_age_ms is not None:
             proven = tender.serving.proven()
             if proven is not None and proven.age_ms <= max_age_ms:
                 began_ns = self._clock_ns() - proven.age_ms * 1_000_000
                 digest = await asyncio.to_thread(self._config_digest, proven.record.checksum)
                 return _Seen(proven.record, proven.slot, proven.epoch, proven.root, VectorFrom.MEMORY, began_ns, None, digest)
-        return await self._readings.share((id(tender), "", False), until_ns, functools.partial(self._read, tender))
+        return await self._share(name, tender, (id(tender), "", False), until_ns, functools.partial(self._read, tender))
+
+    async def _share(self, name: str, tender: Tender, key: Hashable, until_ns: int, read: Callable[[], T]) -> T | None:
+        """As of `Readings`; what is read of a deployment that leaves meanwhile is for nobody. Raises _Left too."""
+        try:
+            found = await self._readings.share(key, until_ns, read)
+        except (RaftmetaError, OSError, ValueError) as cause:  # a mapping that was closed is a ValueError
+            if self._is_here(name, tender):
+                raise
+            raise _Left(_unknown(name)["detail"]) from cause
+        if not self._is_here(name, tender):
+            raise _Left(_unknown(name)["detail"])
+        return found
+
+    def _is_here(self, name: str, tender: Tender) -> bool:
+        return self._deployments.tenders.get(name) is tender
 
     def _read(self, tender: Tender) -> _Seen | None:
         """Blocks while memory and files are read."""
@@ -244,8 +271,13 @@ class VectorAnswers:
         return sum(any(slot.active for slot in tender.serving.slots()) for tender in self._deployments.tenders.values())
 
 
+def _unknown(deployment: str) -> dict[str, str]:
+    return {"code": "unknown_deployment", "detail": f"deployment {deployment!r} is not on this node"}
+
+
 def _not_here(number: int, deployment: str) -> Fault:
-    return Fault(number, 404, "unknown_deployment", f"deployment {deployment!r} is not on this node")
+    unknown = _unknown(deployment)
+    return Fault(number, 404, unknown["code"], unknown["detail"])
 
 
 def _not_in_time(deployment: str, wait_s: float) -> dict[str, str]:

@@ -206,9 +206,11 @@ class ControlBlock:
         self._clear(worker_index)
 
     def close(self) -> None:
-        self.words.release()
-        self._mapping.close()
-        os.close(self._fd)
+        if self._fd >= 0:
+            self.words.release()
+            self._mapping.close()
+            os.close(self._fd)
+            self._fd = -1
 
     def _clear(self, worker_index: int) -> None:
         start = row_start(worker_index)

@@ -37,6 +37,7 @@ class ScriptedPlane:
         self.cluster_id = "c-1"
         self.down: RaftmetaError | None = None
         self.missing = ""  # a field that no reply has
+        self.interval_ms = 20  # between heartbeats
         self.lists = 0
         self.heartbeats: list[dict[str, Any]] = []
         self.attested: list[dict[str, Any]] = []
@@ -84,7 +85,7 @@ class ScriptedPlane:
         return self._reply(msgspec.to_builtins(self.versions[label].manifest))
 
     async def heartbeat(self, node: str, status: Mapping[str, Any]) -> Reply:
-        reply = self._reply({"interval_ms": 20})
+        reply = self._reply({"interval_ms": self.interval_ms})
         self.heartbeats.append(dict(status))
         return reply
 

@@ -50,7 +50,9 @@ def attestation(stage: str, node: str = "n1", boot_id: str = "boot-1") -> dict[s
 
 def desired(*rollouts: dict[str, Any], **fields: Any) -> Desired:
     made = Desired(ME)
-    made.replace(1, [read(deployment(**fields), DeploymentView)], [read(item, RolloutView) for item in rollouts])
+    made.replace(1, [deployment(**fields)])
+    for item in rollouts:
+        made.apply(1, [Event("rollout", item["id"], "put", item)])
     return made
 
 
@@ -61,7 +63,7 @@ def change_of(made: Desired) -> Change | None:
 def test_a_deployment_is_this_nodes_when_either_side_lists_it() -> None:
     assert [item.name for item in desired().mine()] == ["search"]
     other = Desired(Identity("n2", "boot"))
-    other.replace(1, [read(deployment(), DeploymentView)], [])
+    other.replace(1, [deployment()])
     assert other.goal(other.mine()[0], None).side is SideName.STANDBY
     assert desired(primary={"zone": "a", "nodes": ["n9"]}, standby=None).mine() == []
 
@@ -80,8 +82,13 @@ def test_the_goal_carries_how_long_a_slot_may_be_kept_and_what_happens_then() ->
 
     assert drain_of(drain_timeout_ms=1_500, drain_overdue="cancel") == Drain(1.5, DrainOverdue.CANCEL)
     assert drain_of() == Drain(60.0, DrainOverdue.WAIT), "members of an earlier build do not say"
-    with pytest.raises(RaftmetaError, match="bad_json"):
-        drain_of(drain_overdue="kill")
+    assert "kill" in desired(policy={"drain_overdue": "kill"}).faults()["search"]
+
+
+@pytest.mark.parametrize("fields", [{"policy": {"drain_timeout_ms": 10**400}}, {"order_revision": 2**63}, {"order_revision": -1}])
+def test_a_number_that_no_record_of_a_node_holds_is_none_of_a_deployment(fields: dict[str, Any]) -> None:
+    with pytest.raises(RaftmetaError, match="no DeploymentView"):
+        read(deployment(**fields), DeploymentView)
 
 
 def test_what_an_earlier_start_of_the_agent_attested_does_not_count() -> None:
@@ -128,5 +135,61 @@ def test_a_deleted_deployment_and_one_that_no_longer_lists_the_node_are_gone() -
 def test_a_record_that_cannot_be_read_is_an_error_that_names_its_kind() -> None:
     with pytest.raises(RaftmetaError, match="no RolloutView"):
         read(rollout(phase="elsewhere"), RolloutView)
-    with pytest.raises(RaftmetaError, match="no DeploymentView"):
-        desired().apply(1, [Event("deployment", "search", "put", None)])
+
+
+ODD = {"policy": {"drain_overdue": "ask"}}  # of a later build
+ELSEWHERE = {"primary": {"zone": "a", "nodes": ["n7"]}, "standby": None}
+
+
+def test_a_record_that_cannot_be_read_is_the_trouble_of_its_own_deployment() -> None:
+    made = Desired(ME)
+    made.replace(1, [deployment(name="alpha", **ODD), deployment()])
+    assert [item.name for item in made.mine()] == ["search"]
+    assert set(made.faults()) == {"alpha"} and "ask" in made.faults()["alpha"]
+    assert made.stays("alpha"), "it lists this node, whatever else it says"
+    made.apply(2, [Event("deployment", "alpha", "put", deployment(name="alpha")), Event("deployment", "search", "put", None)])
+    assert [item.name for item in made.mine()] == ["alpha"]
+    assert set(made.faults()) == {"search"}
+    assert made.stays("search"), "nobody knows whose it is"
+
+
+def test_a_record_of_other_nodes_is_not_read_beyond_whose_it_is() -> None:
+    made = Desired(ME)
+    made.replace(1, [deployment(**ODD, **ELSEWHERE)])
+    assert (made.mine(), made.sides(), made.faults(), made.stays("search")) == ([], [], {}, False)
+
+
+def test_the_sides_of_a_record_are_heard_whatever_its_other_fields_say() -> None:
+    made = desired(serving_side="standby", failover={"to": "standby"}, **ODD)
+    assert made.mine() == []
+    assert [(item.name, item.decided_side) for item in made.sides()] == [("search", SideName.STANDBY)]
+
+
+def test_a_record_without_a_name_takes_no_deployment_away() -> None:
+    made = Desired(ME)
+    made.replace(1, [deployment(name="alpha"), {"name": 7}, "none"])
+    assert [item.name for item in made.mine()] == ["alpha"]
+    assert made.stays("search") and "" in made.faults()
+    made.replace(1, [deployment(name="alpha")])
+    assert not made.stays("search") and not made.faults()
+
+
+def test_a_record_under_the_name_of_another_is_none_of_either() -> None:
+    made = desired()
+    made.apply(2, [Event("deployment", "alpha", "put", deployment())])
+    assert [item.name for item in made.mine()] == ["search"]
+    assert set(made.faults()) == {"alpha"}
+
+
+def test_a_rollout_that_cannot_be_read_has_to_be_asked_for_and_only_the_right_one_counts() -> None:
+    made = desired(rollout())
+    item = made.mine()[0]
+    assert not made.lacks_rollout(item)
+    before = made.stamp("search")
+    made.apply(2, [Event("rollout", "r-1", "put", rollout(phase="elsewhere")), Event("rollout", "r-8", "put", None)])
+    assert made.lacks_rollout(item) and made.stamp("search") != before
+    for wrong in ({"id": "r-0"}, {"deployment": "alpha"}):
+        with pytest.raises(RaftmetaError, match="bad_json"):
+            made.learn(item, read(rollout(**wrong), RolloutView))
+    made.learn(item, read(rollout(), RolloutView))
+    assert not made.lacks_rollout(item)

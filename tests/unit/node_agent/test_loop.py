@@ -239,7 +239,7 @@ def test_a_deployment_that_leaves_the_node_gives_its_memory_back(scene: LoopScen
         def step() -> bool:
             if scene.serving() == "1.0.0" and scene.plane.revision == 10:
                 scene.plane.tell(Event("deployment", "search", "put", scene.plane.declare(nodes=["n9"])))
-            return scene.plane.revision > 10 and not scene.loop.tenders
+            return scene.plane.revision > 10 and not scene.memory.journal.record.deployments
 
         await scene.until(step)
         assert -1 in scene.crew.released
@@ -283,8 +283,8 @@ def test_memory_that_an_earlier_control_still_holds_is_taken_over_once_it_lets_g
         refused: list[str] = []
 
         def comes_back() -> bool:
-            if scene.loop._refused and not refused:
-                refused.append(scene.loop._refused["search"])
+            if (why := scene.loop.status()["not_tended"].get("search")) and not refused:
+                refused.append(why)
                 earlier.close()
             return scene.serving() == "1.0.0"
 
@@ -373,11 +373,28 @@ def test_a_member_whose_replies_lack_a_field_ends_nothing_and_is_asked_again(sce
         scene.plane.missing = missing
 
         def whole_again() -> bool:
-            control_plane = scene.loop.status()["control_plane"]
-            if missing in control_plane["reason"] or (missing == "interval_ms" and scene.serving()):
+            status = scene.loop.status()
+            said = status["control_plane"]["reason"] + status["not_tended"].get("search", "")
+            if missing in said or (missing == "interval_ms" and scene.serving()):
                 scene.plane.missing = ""
             return not scene.plane.missing and scene.serving() == "1.0.0" and len(scene.plane.heartbeats) > 1
 
         await scene.until(whole_again)
+
+    run(work)
+
+
+def test_an_interval_that_no_clock_holds_ends_nothing_and_is_asked_for_again(scene: LoopScene) -> None:
+    async def work() -> None:
+        scene.plane.interval_ms = 10**400
+        scene.plane.declare(version="1.0.0", order_revision=7)
+        scene.begin()
+
+        def asked_again() -> bool:
+            if scene.plane.heartbeats:
+                scene.plane.interval_ms = 20
+            return scene.serving() == "1.0.0" and len(scene.plane.heartbeats) > 1
+
+        await scene.until(asked_again)
 
     run(work)

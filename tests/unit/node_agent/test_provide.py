@@ -366,3 +366,20 @@ def test_a_fetch_whose_task_is_cancelled_ends_in_its_thread_too(tmp_path: Path, 
             await asyncio.sleep(0.01)
 
     run(work)
+
+
+@pytest.mark.parametrize("said", [{}, {"manifest_digest": 7}])
+def test_a_version_that_does_not_say_which_manifest_it_has_fails_the_fetch_as_what_members_say(
+    tmp_path: Path, version: Version, said: dict[str, Any]
+) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version)
+
+        async def get_version(model: str, label: str) -> Mapping[str, Any]:
+            return said
+
+        scene.plane.get_version = get_version  # type: ignore[method-assign]
+        with pytest.raises(RaftmetaError, match="bad_json"):
+            await scene.fetch(version)
+
+    run(work)

@@ -69,9 +69,20 @@ def test_a_decision_is_durable_and_one_of_an_older_order_changes_nothing(tmp_pat
     assert not memory.hear_serving_side(None, Order(1, 12))
     again = Journal(tmp_path, "n1").deployment("search")
     assert again is not None
-    assert (again.serving_side, again.serving_order, again.fenced_by) == (STANDBY, Order(1, 10), STANDBY)
+    assert (again.serving_side, again.serving_order, again.fenced_by) == (STANDBY, Order(1, 12), STANDBY)
     assert memory.hear_serving_side(PRIMARY, Order(1, 13))
     assert memory.record.fenced_by is None
+
+
+def test_an_order_between_two_that_name_the_same_side_changes_nothing_after_a_kill_either(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "n1")
+    journal.put(RECORD)
+    heard = Remembered(journal, "search")
+    assert heard.hear_serving_side(STANDBY, Order(1, 10))
+    assert not heard.hear_serving_side(STANDBY, Order(1, 14))
+    after_a_kill = Remembered(Journal(tmp_path, "n1"), "search")
+    assert not after_a_kill.hear_serving_side(PRIMARY, Order(1, 12))
+    assert after_a_kill.record.fenced_by is STANDBY
 
 
 def test_an_order_below_the_one_that_was_obeyed_changes_nothing() -> None:
