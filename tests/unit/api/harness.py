@@ -108,6 +108,7 @@ class Exchange:
         self.body = b""
         self.complete = False
         self.blocked: asyncio.Event | None = None  # set it to make sending wait
+        self.waits = asyncio.Event()  # something waits to be sent
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Exchange:
@@ -152,6 +153,7 @@ class Exchange:
 
     async def _send(self, message: dict[str, Any]) -> None:
         if self.blocked is not None:
+            self.waits.set()
             await self.blocked.wait()
         if message["type"] == "http.response.start":
             self.status = message["status"]

@@ -167,7 +167,8 @@ def test_a_watch_whose_token_is_withdrawn_ends_also_while_there_is_always_someth
             watch.blocked = asyncio.Event()
             for number in range(9):
                 await made.publish(f"1.{number}", number, **bearer("secret-2"))
-            await asyncio.sleep(0.03)
+            await watch.waits.wait()
+            await asyncio.sleep(0.03)  # longer than between two looks at who the caller is
             del made.member.authorizer.tokens["secret-1"]
             watch.blocked.set()
             await watch.until(lambda seen: seen.complete)
