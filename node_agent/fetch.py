@@ -77,13 +77,22 @@ class SourceLied(Exception):
     """The source has other bytes than the manifest says. It is not asked again for this version."""
 
 
+class Passed(NamedTuple):
+    """So many bytes came that lie before the range, from a source that cannot begin there. They show that it goes on, and how fast."""
+
+    size_bytes: int
+
+
 class Source(Protocol):
     """One place that has the files of a version."""
 
     name: str
 
-    def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes]:
-        """The bytes [begin, end) of a file in chunks. Raises SourceError, or SourceLied for a file of another size."""
+    def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes | Passed]:
+        """The bytes [begin, end) of a file in chunks, each as it comes: between two of them nobody looks at the time.
+
+        Raises SourceError, or SourceLied for a file of another size.
+        """
 
 
 class SourceSlow(SourceError):
@@ -279,7 +288,7 @@ class _Rate:
         self.waited_s = 0.0  # in this window
         self._bytes = 0
 
-    def measured(self, chunks: Iterator[bytes], clock: Callable[[], float], file: str) -> Iterator[bytes]:
+    def measured(self, chunks: Iterator[bytes | Passed], clock: Callable[[], float], file: str) -> Iterator[bytes | Passed]:
         """The same chunks. Raises SourceSlow."""
         while True:
             if self.waited_s >= RATE_WINDOW_S:
@@ -291,7 +300,7 @@ class _Rate:
                 self.waited_s += clock() - begun
             if chunk is None:
                 return
-            self._bytes += len(chunk)
+            self._bytes += chunk.size_bytes if isinstance(chunk, Passed) else len(chunk)
             yield chunk
 
     def _close(self, file: str) -> None:
@@ -306,7 +315,7 @@ class _Rate:
 class _Answer:
     """The body of one request, taken in pieces of our choice."""
 
-    def __init__(self, chunks: Iterator[bytes], cancelled: Callable[[], bool]) -> None:
+    def __init__(self, chunks: Iterator[bytes | Passed], cancelled: Callable[[], bool]) -> None:
         self._chunks = chunks
         self._cancelled = cancelled
         self._rest = memoryview(b"")
@@ -319,7 +328,8 @@ class _Answer:
             chunk = next(self._chunks, None)
             if chunk is None:
                 raise SourceError("the source ended before the range did")
-            self._rest = memoryview(chunk)
+            if not isinstance(chunk, Passed):
+                self._rest = memoryview(chunk)
         data, self._rest = self._rest[:most], self._rest[most:]
         return data
 

@@ -1,4 +1,4 @@
-"""Sources that cut and lie at once: no source is asked without end, and none is blamed for what another left."""
+"""Sources that cut and lie at once, or drip where nobody looks: none is asked without end, and none is blamed for what another left."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from node_agent.fetch import FetchFailed, SourceError
+from node_agent.fetch import Cancelled, Fetcher, FetchFailed, Patience, SourceError
+from node_agent.sources import HttpSource
 from node_agent.store import Store
 from tests.support.small_version import Version
 from tests.unit.node_agent.test_fetch import TENSORS, Memory, fetcher, never, version, whole
@@ -82,3 +84,58 @@ def test_bytes_that_come_again_are_no_progress(tmp_path: Path, store: Store) -> 
         fetcher(store, {"http://one/": source}).fetch(wanted.manifest, frozenset(), lambda: len(source.requests) > ENOUGH)
     assert failed.value.code == "source_unavailable"
     assert of_weights(source) == 3, "only the first got further"
+
+
+class Rangeless(httpx.SyncByteStream):
+    """A body that begins where the file does, whatever was asked for: `chunk` bytes in each `pause_s` of a clock that it moves itself."""
+
+    def __init__(self, data: bytes, chunk: int, pause_s: float) -> None:
+        self.data, self.chunk, self.pause_s = data, chunk, pause_s
+        self.now = 0.0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for at in range(0, len(self.data), self.chunk):
+            self.now += self.pause_s
+            yield self.data[at : at + self.chunk]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def fetcher(self, store: Store) -> Fetcher:
+        http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=self)))
+        return Fetcher(store, lambda url: HttpSource(url, http), Patience(3, self.sleep, lambda: self.now))
+
+
+LONG = 100_000
+
+
+def tail_alone(tmp_path: Path) -> tuple[Version, frozenset[str], bytes]:
+    """A version of which a few bytes behind `LONG` others are missing: its wanted blobs, the rest of them, and its file of weights."""
+    wanted = version(tmp_path, {"a": b"a" * LONG, "b": b"b" * 300})
+    here = {wanted.manifest.files[0].sha256, hashlib.sha256(b"a" * LONG).hexdigest()}
+    return wanted, frozenset(here), (wanted.directory / "w.safetensors").read_bytes()
+
+
+def test_a_source_without_ranges_that_drips_before_the_range_is_given_up(tmp_path: Path, store: Store) -> None:
+    wanted, here, data = tail_alone(tmp_path)
+    drip = Rangeless(data, 1, 0.1)
+    with pytest.raises(FetchFailed, match=r"expected 65536 bytes/s over 30 s, found \d+$") as failed:
+        drip.fetcher(store).fetch(wanted.manifest, here, never)
+    assert failed.value.code == "source_unavailable"
+    assert 90 <= drip.now <= 100, "three windows"
+
+
+def test_a_fetch_that_nobody_wants_stops_before_its_range_came(tmp_path: Path, store: Store) -> None:
+    wanted, here, data = tail_alone(tmp_path)
+    drip = Rangeless(data, 1, 0.1)
+    with pytest.raises(Cancelled):
+        drip.fetcher(store).fetch(wanted.manifest, here, lambda: drip.now > 5)
+    assert drip.now < 6
+
+
+def test_what_lies_before_the_range_counts_for_how_fast_a_source_is(tmp_path: Path, store: Store) -> None:
+    wanted, here, data = tail_alone(tmp_path)
+    steady = Rangeless(data, 1000, 1000 / (80 << 10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("node_agent.fetch.RATE_WINDOW_S", 0.1)
+        assert steady.fetcher(store).fetch(wanted.manifest, here, never) == 300
