@@ -2,10 +2,10 @@
 
 Only what is missing moves: neighbouring tensors of a file become one range, a cut connection goes on where it stopped, bytes are hashed as
 they arrive. A source that returns other bytes than the manifest says, or a file of another size, is marked and the next is tried; so is one
-that is slower than `LEAST_BYTES_PER_S` for as many windows as there are tries, since one that drips never fails. When none is left the
-version ends as `integrity_mismatch` if any source lied, else as `source_unavailable`. The file of block checks comes last and
-enters the store only if they hash to the manifest's entries; where no source has it, it is made of the weights. Sources of scheme file must
-lie, after every link, below an allowed root; nothing else on this machine can be read through a manifest.
+that is slower than `LEAST_BYTES_PER_S` for as many windows as there are tries, since one that drips never fails, or gets no further in as
+many. When none is left the version ends as `integrity_mismatch` if any source lied, else as `source_unavailable`. The file of block
+checks comes last and enters the store only if they hash to the manifest's entries; where no source has it, it is made of the weights.
+Sources of scheme file must lie, after every link, below an allowed root; nothing else on this machine can be read through a manifest.
 """
 
 from __future__ import annotations
@@ -77,13 +77,22 @@ class SourceLied(Exception):
     """The source has other bytes than the manifest says. It is not asked again for this version."""
 
 
+class Passed(NamedTuple):
+    """So many bytes came that lie before the range, from a source that cannot begin there. They show that it goes on, and how fast."""
+
+    size_bytes: int
+
+
 class Source(Protocol):
     """One place that has the files of a version."""
 
     name: str
 
-    def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes]:
-        """The bytes [begin, end) of a file in chunks. Raises SourceError, or SourceLied for a file of another size."""
+    def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes | Passed]:
+        """The bytes [begin, end) of a file in chunks, each as it comes: between two of them nobody looks at the time.
+
+        Raises SourceError, or SourceLied for a file of another size.
+        """
 
 
 class SourceSlow(SourceError):
@@ -198,20 +207,22 @@ class _Job:
         self._cancelled = cancelled
         self._judges = judges
         self._rate = _Rate()
+        self._reached = 0  # in the file of a span: bytes that come a second time are no progress
+        self._restarted: set[str] = set()  # blobs of which this source has to give all bytes itself
         self.received = 0
         self.missing = 0  # bytes of blobs that are not in the store yet
 
     def drain(self, source: Source, spans: Iterable[Span]) -> None:
         """Everything of the spans that is not in the store yet, with bounded retries."""
-        self._rate = _Rate()
+        self._rate, self._restarted = _Rate(), set()
         for span in spans:
-            failures = 0
+            failures, self._reached = 0, 0
             while left := self._left(span):
-                before = self.received
+                before = self._progress()
                 try:
                     self._request(source, left)
                 except SourceError:
-                    failures = 1 if self.received > before else failures + 1
+                    failures = 1 if self._progress() > before else failures + 1
                     if max(failures, self._rate.slow) >= self._patience.attempts:
                         raise
                     wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (failures - 1))
@@ -219,6 +230,10 @@ class _Job:
                     self._rate.waited_s += wait_s
                 if self._cancelled():
                     raise Cancelled
+
+    def _progress(self) -> tuple[int, int]:
+        """Rises when a blob starts over, once for each, and when bytes come from beyond the place that was reached."""
+        return len(self._restarted), self._reached
 
     def _left(self, span: Span) -> Span | None:
         """The span from its first missing piece on; None when nothing is missing."""
@@ -253,11 +268,14 @@ class _Job:
             data = answer.take(piece.end - piece.begin - writer.offset)
             writer.write(data)
             self.received += len(data)
+            self._reached = max(self._reached, piece.begin + writer.offset)
         try:
             writer.commit(self._judges.get(piece.sha256))
             self.missing = max(0, self.missing - (piece.end - piece.begin))  # some come twice, beside one that is missing
         except BlobMismatch as cause:
-            if writer.resumed:  # what an earlier run left may be at fault: the next attempt starts over
+            if writer.resumed and piece.sha256 not in self._restarted:  # what was left by others may be at fault: it starts over, once
+                self._restarted.add(piece.sha256)
+                self._reached = piece.begin
                 raise SourceError(f"{file} [{piece.begin}, {piece.end}), resumed: {cause.detail}") from cause
             raise SourceLied(f"{file} [{piece.begin}, {piece.end}): {cause.detail}") from cause
 
@@ -270,7 +288,7 @@ class _Rate:
         self.waited_s = 0.0  # in this window
         self._bytes = 0
 
-    def measured(self, chunks: Iterator[bytes], clock: Callable[[], float], file: str) -> Iterator[bytes]:
+    def measured(self, chunks: Iterator[bytes | Passed], clock: Callable[[], float], file: str) -> Iterator[bytes | Passed]:
         """The same chunks. Raises SourceSlow."""
         while True:
             if self.waited_s >= RATE_WINDOW_S:
@@ -282,7 +300,7 @@ class _Rate:
                 self.waited_s += clock() - begun
             if chunk is None:
                 return
-            self._bytes += len(chunk)
+            self._bytes += chunk.size_bytes if isinstance(chunk, Passed) else len(chunk)
             yield chunk
 
     def _close(self, file: str) -> None:
@@ -297,7 +315,7 @@ class _Rate:
 class _Answer:
     """The body of one request, taken in pieces of our choice."""
 
-    def __init__(self, chunks: Iterator[bytes], cancelled: Callable[[], bool]) -> None:
+    def __init__(self, chunks: Iterator[bytes | Passed], cancelled: Callable[[], bool]) -> None:
         self._chunks = chunks
         self._cancelled = cancelled
         self._rest = memoryview(b"")
@@ -310,7 +328,8 @@ class _Answer:
             chunk = next(self._chunks, None)
             if chunk is None:
                 raise SourceError("the source ended before the range did")
-            self._rest = memoryview(chunk)
+            if not isinstance(chunk, Passed):
+                self._rest = memoryview(chunk)
         data, self._rest = self._rest[:most], self._rest[most:]
         return data
 

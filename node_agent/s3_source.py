@@ -22,7 +22,7 @@ from raftmeta.core.manifest import path_fault
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config
 
-CHUNK = 64 << 10  # at least, except the last; what arrived before a cut is kept
+CHUNK = 1  # at least: chunks come as they arrive, and what arrived before a cut is kept; larger ones come no faster
 
 
 class Buckets:

@@ -98,7 +98,8 @@ class Switch:
         return bool(rows) and all(row.acknowledged >= epoch for row in rows)
 
     def in_flight(self, slot: int) -> int:
-        return sum(self._words[count_index(worker, slot)] for worker in range(MAX_WORKERS))
+        """A worker names itself before it counts, so after the barrier of a switch none is left out for want of a name."""
+        return sum(self._words[count_index(worker, slot)] for worker in range(MAX_WORKERS) if not self._block.is_empty(worker))
 
     def held(self, slot: int, now_ns: int) -> tuple[SlotHeld, ...]:
         """Who computes in the slot, in the gate or beside it. `now_ns`: of the monotonic clock."""

@@ -2,7 +2,8 @@
 
 A file is opened first and judged after: what counts is where the open descriptor really lies, so neither a symbolic link nor a directory
 swapped in between leads out of the roots, and a pipe or device is never read. A server that ignores ranges is read from the start and
-cut. Redirects are not followed: a manifest names what the agent talks to. A URL that cannot be used is an error of its source alone.
+cut; how much of what lies before the range has come is told as it comes. Redirects are not followed: a manifest names what the agent talks
+to. A URL that cannot be used is an error of its source alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 
-from node_agent.fetch import Source, SourceError, SourceLied
+from node_agent.fetch import Passed, Source, SourceError, SourceLied
 from raftmeta.core.manifest import path_fault, source_fault
 from raftmeta.replies import encoding_of
 
@@ -85,7 +86,7 @@ class HttpSource:
         self._base = base if base.endswith("/") else base + "/"
         self._http = http
 
-    def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes]:
+    def read(self, file: str, file_size: int, begin: int, end: int) -> Iterator[bytes | Passed]:
         url = self._base + quote(file)
         headers = {"range": f"bytes={begin}-{end - 1}", "accept-encoding": "identity"}
         try:
@@ -94,7 +95,7 @@ class HttpSource:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as cause:  # ValueError: a host that no resolver takes
             raise SourceError(f"{url}: {type(cause).__name__}: {cause}") from cause
 
-    def _body(self, response: httpx.Response, file: str, file_size: int, span: tuple[int, int]) -> Iterator[bytes]:
+    def _body(self, response: httpx.Response, file: str, file_size: int, span: tuple[int, int]) -> Iterator[bytes | Passed]:
         begin, end = span
         if response.status_code == 206:
             _check_range(response.headers.get("content-range", ""), file, file_size, span)
@@ -111,8 +112,11 @@ class HttpSource:
         if encoding_of(response.headers):
             raise SourceError(f"{file}: the server encodes the body although it was asked not to")
         for chunk in response.iter_raw():  # as it comes: what arrived before a cut is kept
-            wanted = chunk[max(0, begin - place) : max(0, end - place)]
+            before = min(len(chunk), max(0, begin - place))
+            wanted = chunk[before : max(0, end - place)]
             place += len(chunk)
+            if before:
+                yield Passed(before)
             if wanted:
                 yield wanted
             if place >= end:

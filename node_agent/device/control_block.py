@@ -3,8 +3,8 @@
 A small file of its own in shared memory. Word 0 is the active word (epoch and slot in one, so that both change at once), written by
 control alone. Each worker has a row of its own in its own cache lines: who it is, one count of requests in flight per slot, the last epoch
 it acknowledged, its heartbeat, since when it computes in which slot; written by that worker alone, and by `clear_dead` once the kernel says
-that the worker has ended. Opening registers the process for the barrier that the block was created with. The protocol over these words is
-in `slots`.
+that the worker has ended. A row that names no process says nothing; whoever takes it clears what lies there. Opening registers the process
+for the barrier that the block was created with. The protocol over these words is in `slots`.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class ControlBlock:
         """None when no worker is attached there."""
         start = row_start(worker_index)
         row = self.words[start : start + _ROW].tolist()
-        if not row[_PID]:
+        if not row[_PID] or not row[_START]:
             return None
         return WorkerRow(
             index=worker_index,
@@ -164,6 +164,11 @@ class ControlBlock:
             heartbeat_ns=row[_HEARTBEAT],
             since_ns=tuple(row[_SINCE : _SINCE + SLOTS]),
         )
+
+    def is_empty(self, worker_index: int) -> bool:
+        """The row is nobody's: both words of its name are zero. One flipped bit makes at most one of a worker's so."""
+        start = row_start(worker_index)
+        return not self.words[start + _PID] and not self.words[start + _START]
 
     def attached(self) -> tuple[WorkerRow, ...]:
         return tuple(row for row in map(self.row, range(MAX_WORKERS)) if row is not None)
@@ -176,6 +181,7 @@ class ControlBlock:
             raise Refusal("worker_alive", f"worker {worker_index}", "an empty row", f"{row.process}, {state}")
         process = this_process()
         start = row_start(worker_index)
+        self._clear(worker_index)  # nobody looks at what an empty row holds, so it may have rotted
         self.words[start + _START] = process.start_ticks
         self.words[start + _PID] = process.pid  # last: a row counts as attached from here on
 

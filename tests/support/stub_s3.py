@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ class StubS3:
     url: str = ""
     objects: dict[str, bytes] = field(default_factory=dict)  # "bucket/key" -> content
     key_id: str = "AKIDEXAMPLE"
-    mishaps: list[str] = field(default_factory=list)  # one per request: "cut" | "500" | "403" | "whole"; empty: none
+    mishaps: list[str] = field(default_factory=list)  # one per request: "cut" | "stall" | "500" | "403" | "whole"; empty: none
     ranges: list[str] = field(default_factory=list)
+    go_on: threading.Event = field(default_factory=threading.Event)  # what an answer that stalled half way waits for
 
 
 @contextmanager
@@ -64,7 +66,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         with contextlib.suppress(ConnectionError):
             self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if mishap == "cut" else body)
+            self.wfile.write(body[: len(body) // 2] if mishap in ("cut", "stall") else body)
+            if mishap == "stall":
+                self.server.stub.go_on.wait(20)  # type: ignore[attr-defined]
+                self.wfile.write(body[len(body) // 2 :])
             if mishap == "cut":
                 self.close_connection = True
 

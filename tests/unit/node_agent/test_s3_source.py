@@ -56,6 +56,14 @@ def test_what_fails_this_time_may_succeed_the_next(s3: StubS3, tmp_path: Path, m
     assert read(from_, 10, 4_000_000) == DATA[10:4_000_000]
 
 
+def test_what_came_is_handed_out_however_little_it_is(s3: StubS3, tmp_path: Path) -> None:
+    s3.mishaps.append("stall")
+    chunks = source(s3, tmp_path).read("w.bin", len(DATA), 10, 20)
+    assert next(chunks) == DATA[10:15], "the rest has not been sent yet"
+    s3.go_on.set()
+    assert b"".join(chunks) == DATA[15:20]
+
+
 def test_a_missing_object_a_wrong_key_and_a_server_that_is_away_are_errors_of_this_source(s3: StubS3, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="NotFound"):
         read(source(s3, tmp_path), file="other.bin")

@@ -9,6 +9,7 @@ from node_agent.device import control_block
 from node_agent.device.arena import Arena
 from node_agent.device.control_block import ACTIVE, MAX_WORKERS, ControlBlock, count_index, pack_active, row_start
 from node_agent.device.port import SlotRecord
+from node_agent.device.process import this_process
 from node_agent.refusal import Refusal
 from node_agent.slots import MAX_RETRIES, Switch, WorkerGate
 
@@ -220,3 +221,32 @@ def test_who_computes_in_a_slot_is_known_with_the_time_in_the_gate_and_beside_it
     assert switch.drained(0), "what computes beside the gate keeps nobody out of the slot"
     gate.end(0)
     assert switch.held(0, begun.since_ns[1]) == ()
+
+
+@pytest.mark.parametrize("word", range(8))
+def test_a_bit_that_flipped_in_a_row_without_a_worker_holds_nothing_up_and_is_gone_once_a_worker_takes_the_row(
+    block: ControlBlock, word: int
+) -> None:
+    switch, gate = Switch(block), WorkerGate(block, 0)
+    block.words[row_start(40) + word] ^= 1 << 20
+    epoch = switch.switch(0).epoch
+    gate.acknowledge()
+    assert switch.acknowledged(epoch) and switch.waiting(epoch) == ()
+    assert switch.drained(1) and switch.in_flight(1) == 0
+    assert switch.idle(0) and switch.held(0, 0) == switch.held(1, 0) == ()
+    WorkerGate(block, 40)
+    taken = block.row(40)
+    assert taken is not None and (taken.in_flight, taken.acknowledged, taken.heartbeat_ns, taken.since_ns) == ((0, 0), 0, 0, (0, 0))
+    assert taken.process == this_process()
+
+
+@pytest.mark.parametrize("word", [0, 1])
+def test_a_worker_that_lost_half_of_its_name_to_damage_still_holds_the_slot_it_uses(block: ControlBlock, word: int) -> None:
+    switch, gate = Switch(block), WorkerGate(block, 3)
+    switch.switch(1)
+    gate.enter()
+    switch.switch(0)
+    block.words[row_start(3) + word] = 0
+    assert not switch.drained(1)
+    gate.leave(1)
+    assert switch.drained(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from node_agent.fetch import Source, SourceError, SourceLied
+from node_agent.fetch import Passed, Source, SourceError, SourceLied
 from node_agent.sources import DirectorySource, HttpSource, opener
 
 DATA = bytes(range(256)) * 40
@@ -31,7 +31,11 @@ def read_file(
 ) -> bytes:
     with httpx.Client() as http:
         source = opener(roots, http, no_bucket)(directory.as_uri() + "/")
-        return b"".join(source.read(file, size, begin, end))
+        return wanted_of(source.read(file, size, begin, end))
+
+
+def wanted_of(chunks: Iterator[bytes | Passed]) -> bytes:
+    return b"".join(chunk for chunk in chunks if not isinstance(chunk, Passed))
 
 
 def test_a_range_of_a_file_below_a_root_is_read(root: Path) -> None:
@@ -124,7 +128,7 @@ def test_a_path_that_no_system_call_takes_is_an_error_of_the_source(root: Path) 
 
 def read_http(handler: Callable[[httpx.Request], httpx.Response], begin: int = 10, end: int = 5000) -> bytes:
     with httpx.Client(transport=httpx.MockTransport(handler)) as http:
-        return b"".join(opener([], http, no_bucket)("http://host/dir/").read("a file.bin", len(DATA), begin, end))
+        return wanted_of(opener([], http, no_bucket)("http://host/dir/").read("a file.bin", len(DATA), begin, end))
 
 
 def ranged(request: httpx.Request) -> httpx.Response:
@@ -146,6 +150,16 @@ def test_a_server_with_ranges_sends_the_range() -> None:
 
 def test_a_server_without_ranges_is_read_from_the_start_and_cut() -> None:
     assert read_http(lambda _: httpx.Response(200, stream=httpx.ByteStream(DATA))) == DATA[10:5000]
+
+
+def test_what_lies_before_the_range_is_told_as_it_comes() -> None:
+    class Fours(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            yield from (DATA[at : at + 4] for at in range(0, len(DATA), 4))
+
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=Fours()))) as http:
+        chunks = list(HttpSource("http://host/", http).read("file", len(DATA), 10, 15))
+    assert chunks == [Passed(4), Passed(4), Passed(2), DATA[10:12], DATA[12:15]]
 
 
 @pytest.mark.parametrize("status", [301, 404, 500, 204])
@@ -191,13 +205,13 @@ def test_what_arrived_before_a_connection_was_lost_is_handed_out() -> None:
             raise httpx.ReadError("reset")
 
     headers = {"content-range": f"bytes 10-4999/{len(DATA)}"}
-    got: list[bytes] = []
+    got: list[bytes | Passed] = []
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(206, headers=headers, stream=Cut()))) as http:
         reading = opener([], http, no_bucket)("http://host/dir/").read("file", len(DATA), 10, 5000)
         with pytest.raises(SourceError, match="reset"):
             for chunk in reading:
                 got.append(chunk)
-    assert b"".join(got) == DATA[10:30]
+    assert wanted_of(iter(got)) == DATA[10:30]
 
 
 def test_an_s3_url_goes_to_whoever_knows_buckets(root: Path) -> None:
