@@ -106,7 +106,8 @@ class Loop:
                 await self._means.provider.manifest(target)
             return await asyncio.to_thread(tender.preview, target)
         except (RaftmetaError, FetchFailed) as cause:
-            return {"goal": "", "rollout": "", "steps": [], "refused": f"{label}: {cause}" if label else str(cause)}
+            code = cause.code if isinstance(cause, RaftmetaError) else ""
+            return {"goal": "", "rollout": "", "steps": [], "refused": f"{label}: {cause}" if label else str(cause), "code": code}
 
     @property
     def cluster_id(self) -> str:

@@ -124,10 +124,10 @@ def _plan(options: PlanOptions) -> int:
 
 def _raise_what_all_refuse(plans: dict[str, Any], version: str) -> None:
     """A version that no deployment of the node could look up: what the control plane, or the way to it, said."""
-    told = [item["refused"].partition(f" {version}: ")[2].partition(": ") for item in plans.values()]
-    if told and all(code in CODES for code, _, _ in told):
-        code, _, detail = told[0]
-        raise RaftmetaError(code, detail)
+    told = [(item.get("code", ""), item["refused"]) for item in plans.values()]
+    if told and all(code in CODES for code, _ in told):
+        code, refused = told[0]
+        raise RaftmetaError(code, refused.removeprefix(f"{version}: ").removeprefix(f"{code}: "))
 
 
 def _declined(item: dict[str, Any]) -> dict[str, Any] | None:

@@ -315,6 +315,7 @@ def test_a_plan_of_a_version_that_is_not_ordered_asks_for_it_and_of_one_that_is_
         asking[0].result()
         assert [step["step"] for step in plans[0]["search"]["steps"]] == ["Fetch", "Attest", "StageInto", "Warm", "Attest"]
         assert plans[1]["search"]["steps"] == [] and "9.0.0" in plans[1]["search"]["refused"]
+        assert plans[1]["search"]["code"] == "unknown_version"
 
     run(work)
 

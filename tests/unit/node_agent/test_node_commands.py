@@ -275,8 +275,8 @@ def test_a_plan_is_shown_step_by_step_with_what_it_moves(node: Node, capsys: pyt
 
 def test_a_dry_run_of_a_version_that_does_not_exist_is_a_usage_error(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     control = Control(node)
-    refused = "tiny 9: unknown_version: model 'tiny' has no version '9'"
-    control.plans = {"search": {"goal": "", "rollout": "", "refused": refused, "steps": []}}
+    refused = "9: unknown_version: model 'tiny' has no version '9'"
+    control.plans = {"search": {"goal": "", "rollout": "", "refused": refused, "steps": [], "code": "unknown_version"}}
     with control.running():
         assert main(["agent", "plan", "--dry-run", "9", "--config", str(node.file)]) == 3
         captured = capsys.readouterr()
