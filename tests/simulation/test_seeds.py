@@ -1,4 +1,4 @@
-"""200 seeds on every run of the suite; equal seeds give equal traces, in processes with different hash seeds too."""
+"""120 seeds on every run of the suite; equal seeds give equal traces, in processes with different hash seeds too."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL
 from tests.simulation.cluster import Cluster, Plan
 
-SEEDS = 200
-PARTS = 20
+SEEDS = 120
+PARTS = 12
 CALM_S = 18.0  # a leader compares states every ten seconds, and who is set aside then has to catch up
 
 
