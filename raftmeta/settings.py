@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from raftmeta.config_files import require_own
 from raftmeta.core.errors import RaftmetaError
 
 MAX_FILE_BYTES = 1 << 20
@@ -51,9 +52,7 @@ def load(shape: type[SettingsT], path: Path, own_paths: Iterable[tuple[str, ...]
         values: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
     except (OSError, ValueError, RecursionError) as cause:  # the last: brackets in brackets, a thousand deep
         raise RaftmetaError("bad_field", f"{path} is no readable TOML file: {cause}") from cause
-    if "urls" in values and "urls" not in shape.model_fields:
-        wanted = "server.toml" if "member_id" in shape.model_fields else "agent.toml"
-        raise RaftmetaError("bad_field", f"{path} looks like a client.toml; the {wanted} as `raftmeta init` writes it is wanted")
+    require_own(path, values, shape.model_fields)
     folder = path.absolute().parent
     for names in own_paths:
         _anchor(values, names, folder)

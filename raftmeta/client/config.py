@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from raftmeta.config_files import require_own
 from raftmeta.core.errors import RaftmetaError
 
 DEFAULT_URL = "http://127.0.0.1:7400"  # the development member of `raftmeta server`
@@ -19,8 +20,6 @@ MAX_FILE_BYTES = 64 << 10
 MAX_URLS = 64
 
 _FIELDS = ("urls", "ca_file", "token_file", "timeout_s")
-
-_OTHERS = {"member_id": "server.toml", "node": "agent.toml"}  # settings of other files
 
 
 class Connection(NamedTuple):
@@ -60,9 +59,7 @@ def load(path: Path) -> Connection:
         values = tomllib.loads(_read(path, "client configuration"))
     except (tomllib.TOMLDecodeError, RecursionError) as cause:
         raise RaftmetaError("bad_field", f"{path} is no TOML: {cause}") from cause
-    for sign, name in _OTHERS.items():
-        if sign in values:
-            raise RaftmetaError("bad_field", f"{path} looks like a {name}; a client.toml as `raftmeta init` writes it is wanted")
+    require_own(path, values, _FIELDS)
     faults = [f"{name!r} is no setting (known: {', '.join(_FIELDS)})" for name in values if name not in _FIELDS]
     urls = values.get("urls", [DEFAULT_URL])
     if not isinstance(urls, list) or not 1 <= len(urls) <= MAX_URLS or not all(isinstance(url, str) for url in urls):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
+from node_agent.config import load as load_agent
 from raftmeta.client import RaftmetaError
 from raftmeta.client.config import DEFAULT_URL, Connection, load, resolve
 from raftmeta.config import load as load_server
@@ -72,14 +74,12 @@ def test_a_file_that_nests_without_end_is_no_toml(tmp_path: Path) -> None:
     assert raised.value.code == "bad_field"
 
 
-@pytest.mark.parametrize(("line", "name"), [('member_id = "a"', "server.toml"), ('node = "a"', "agent.toml")])
-def test_a_file_of_another_process_is_called_by_its_name(line: str, name: str, tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text(line + '\nzone = "z"\n')
-    with pytest.raises(RaftmetaError, match=f"looks like a {name}; a client.toml .* is wanted"):
-        load(tmp_path / "x.toml")
+KINDS = {"client.toml": FILE, "server.toml": 'member_id = "a"\nzone = "z"\n', "agent.toml": 'node = "a"\nzone = "z"\n'}
+LOADERS = {"client.toml": load, "server.toml": load_server, "agent.toml": load_agent}
 
 
-def test_a_member_that_is_given_a_client_toml_says_which_file_it_wants(tmp_path: Path) -> None:
-    (tmp_path / "client.toml").write_text(FILE)
-    with pytest.raises(RaftmetaError, match=r"looks like a client.toml; the server.toml .* is wanted"):
-        load_server(tmp_path / "client.toml")
+@pytest.mark.parametrize(("given", "wanted"), list(permutations(KINDS, 2)))
+def test_a_file_of_another_kind_is_called_by_its_name(given: str, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(KINDS[given])
+    with pytest.raises(RaftmetaError, match=f"looks like an? {given}; an? {wanted} .* is wanted"):
+        LOADERS[wanted](tmp_path / "x.toml")
