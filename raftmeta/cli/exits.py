@@ -6,6 +6,7 @@ Scripts and cron read the code, people read the hint; both follow from the class
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from raftmeta.core.errors import ErrorClass, RaftmetaError
 
@@ -28,28 +29,26 @@ MEANINGS: tuple[tuple[Exit, str], ...] = (
 )
 
 
-class Unfinished(RaftmetaError):
-    """What was started goes on without us; says where it was last seen and how to look at it again."""
-
-    def __init__(self, detail: str, next_step: str) -> None:
-        super().__init__("unknown_outcome", detail)
-        self.next_step = next_step
-
-
-class Unusable(RaftmetaError):
-    """What the command line names cannot be taken, for the reason `cause`; the exit code is that of a wrong command line."""
-
-    def __init__(self, cause: RaftmetaError, next_step: str) -> None:
-        super().__init__(cause.code, cause.detail, **cause.params)
-        self.next_step = next_step
-
-
 class Advised(RaftmetaError):
     """An error of which whoever raises it knows better than its code what to do next."""
 
-    def __init__(self, code: str, detail: str, next_step: str) -> None:
-        super().__init__(code, detail)
+    def __init__(self, code: str, detail: str, next_step: str, **params: Any) -> None:
+        super().__init__(code, detail, **params)
         self.next_step = next_step
+
+
+class Unfinished(Advised):
+    """What was started goes on without us; says where it was last seen and how to look at it again."""
+
+    def __init__(self, detail: str, next_step: str) -> None:
+        super().__init__("unknown_outcome", detail, next_step)
+
+
+class Unusable(Advised):
+    """What the command line names cannot be taken, for the reason `cause`; the exit code is that of a wrong command line."""
+
+    def __init__(self, cause: RaftmetaError, next_step: str) -> None:
+        super().__init__(cause.code, cause.detail, next_step, **cause.params)
 
 
 class UsageFault(Exception):
@@ -107,7 +106,7 @@ _USAGE = frozenset({"bad_field", "bad_name", "bad_request", *_UNKNOWN})
 
 def hint(error: RaftmetaError) -> str:
     """What to do next."""
-    if isinstance(error, Unfinished | Unusable | Advised):
+    if isinstance(error, Advised):
         return error.next_step
     if "untrusted" in error.params:
         return "set ca_file in client.toml to the authority that signed the members' certificates, or give the --config that names it"
