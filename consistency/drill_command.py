@@ -26,11 +26,10 @@ from consistency.drill import Drill
 from consistency.drill_moves import Rehearsal, side_of
 from consistency.drill_run import OTHER, Load
 from consistency.findings import CONSISTENT, Limits
-from consistency.live import Question
 from consistency.live_agents import LiveAgents
 from consistency.node_http import HttpOptions, NodeHttp
 from consistency.recording import record
-from consistency.two_sides import QuestionOptions, Sides, capacity_of, manifest_of, questions_for, seen_by_members
+from consistency.two_sides import QuestionOptions, capacity_if_told, manifest_of, questions_for, seen_by_members
 from consistency.watching import stopped_by_signals
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit
@@ -103,7 +102,7 @@ async def _work(options: DrillOptions, progress: output.Progress) -> Drill:
         require = _Preconditions(client, options, checked, progress).require
         await require(OTHER[serving])
         first = next(questions)
-        capacity = await _capacity(options, sides, LiveAgents(nodes, options.node_timeout, probes=True), first)
+        capacity = await capacity_if_told(sides, LiveAgents(nodes, options.node_timeout, probes=True), first, options.rate)
         rate = rate_of(options.rate, capacity)
         progress.say(output.printable(f"{options.deployment}: {drill.load_text(rate, capacity)}"))
         load = Load(options.deployment, urls, agents, itertools.chain((first,), questions), rate, serving)
@@ -123,16 +122,6 @@ async def _work(options: DrillOptions, progress: output.Progress) -> Drill:
         return Drill(deployment.name, deployment.model, rate, began_s, ended_s, asked, moves, nodes_of, trouble, capacity, serves)
 
 
-async def _capacity(options: DrillOptions, sides: Sides, agents: LiveAgents, question: Question) -> float:
-    """Requests a second; 0 where nobody says it and nobody needs it."""
-    try:
-        return await capacity_of(sides, agents, question)
-    except RaftmetaError:
-        if options.rate:
-            return 0.0
-        raise
-
-
 def rate_of(asked_for: float | None, capacity: float) -> float:
     """Requests a second. Half of the capacity leaves as much to those whom the side serves."""
     return asked_for or min(MAX_RATE, max(LEAST_RATE, capacity / 2))
@@ -141,7 +130,7 @@ def rate_of(asked_for: float | None, capacity: float) -> float:
 async def _serves(client: Client, name: str) -> str:
     """The side, "" when the members do not say."""
     try:
-        return str((await client.get_deployment(name))["serving_side"])
+        return side_of(await client.get_deployment(name))
     except RaftmetaError:
         return ""
 

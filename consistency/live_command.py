@@ -28,7 +28,7 @@ from consistency.live_report import Ran
 from consistency.live_run import Probing
 from consistency.node_http import HttpOptions, NodeHttp
 from consistency.target import deployment_of
-from consistency.two_sides import QuestionOptions, Sides, capacity_of, manifest_of, questions_for, seen_by_members
+from consistency.two_sides import QuestionOptions, capacity_if_told, manifest_of, questions_for, seen_by_members
 from consistency.watching import stopped_by_signals
 from raftmeta.cli import output
 from raftmeta.cli.program import command
@@ -121,7 +121,7 @@ class _Session:
         self.model, self.urls = deployment.model, sides.urls
         questions, sources = await questions_for(self.options, sides, self.agents, await self._learn(deployment.version))
         first = next(questions)
-        capacity = await self._capacity(sides, first)
+        capacity = await capacity_if_told(sides, self.agents, first, self.options.rate)
         rate = rate_of(self.options, capacity, first.rows)
         assert deployment.standby is not None
         ledger = Ledger({"primary": deployment.primary.nodes, "standby": deployment.standby.nodes}, self.options.lag_limit)
@@ -175,15 +175,6 @@ class _Session:
             self.progress.say(live_report.line(ran()))
 
     # --- before the first question
-
-    async def _capacity(self, sides: Sides, question: Question) -> float:
-        """0 where nobody says it and nobody needs it."""
-        try:
-            return await capacity_of(sides, self.agents, question)
-        except RaftmetaError:
-            if self.options.rate:
-                return 0.0
-            raise
 
     async def _dtypes_of(self, version: str) -> tuple[str, ...]:
         if version not in self._dtypes:

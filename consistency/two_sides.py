@@ -137,6 +137,16 @@ async def capacity_of(sides: Sides, agents: LiveAgents, question: Question) -> f
     return min(found)
 
 
+async def capacity_if_told(sides: Sides, agents: LiveAgents, question: Question, rate: float | None) -> float:
+    """The same; 0 where a node does not say it and nobody needs it, because the rate is given."""
+    try:
+        return await capacity_of(sides, agents, question)
+    except RaftmetaError:
+        if rate is None:
+            raise
+        return 0.0
+
+
 async def _node_capacity(agents: LiveAgents, node: str, url: str, deployment: str, question: Question) -> float:
     try:
         seen = await agents.capacity(url, deployment)
