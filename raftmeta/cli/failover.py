@@ -13,7 +13,7 @@ from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.failover import NAMED, OF_THE_VERDICT
+from raftmeta.core.failover import OF_THE_VERDICT, named
 from raftmeta.core.types import SideName
 
 if TYPE_CHECKING:  # httpx costs 100 ms that `--help` must not pay
@@ -124,9 +124,8 @@ def hints_for(codes: Sequence[str], name: str, silent: Sequence[str] = ()) -> li
 def _about_verdict(name: str, silent: Sequence[str]) -> str:
     if not silent:
         return "`raftmeta check NAME` compares the sides and says what differs; repeat this once it is consistent; --force goes without one"
-    who = f"{', '.join(silent[:NAMED])}{f' and {len(silent) - NAMED} others' if len(silent) > NAMED else ''}"
     is_or_are = "is silent" if len(silent) == 1 else "are silent"
-    return f"{who} {is_or_are}, so that no check can be consistent: --force goes without a verdict, or {_TAKE_OUT}, then check"
+    return f"{named(silent)} {is_or_are}, so that no check can be consistent: --force goes without a verdict, or {_TAKE_OUT}, then check"
 
 
 def _print(options: FailoverOptions, seen: dict[str, Any], decided: dict[str, Any], hints: Sequence[str]) -> None:

@@ -152,6 +152,11 @@ def _of_the_nodes(scene: Scene, to: SideName) -> Iterable[Reason]:
         yield _of_nodes("node_serves_other_bytes", "does not serve the decided bytes by its own word", other)
 
 
-def _of_nodes(code: str, what: str, nodes: list[str]) -> Reason:
+def named(nodes: Sequence[str]) -> str:
+    """The first of them, and how many others there are."""
     others = f" and {len(nodes) - NAMED} others" if len(nodes) > NAMED else ""
-    return Reason(code, f"{', '.join(nodes[:NAMED])}{others}: {what}", tuple(nodes))
+    return f"{', '.join(nodes[:NAMED])}{others}"
+
+
+def _of_nodes(code: str, what: str, nodes: list[str]) -> Reason:
+    return Reason(code, f"{named(nodes)}: {what}", tuple(nodes))
