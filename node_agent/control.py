@@ -16,6 +16,7 @@ import msgspec
 
 from consistency.vector import backend
 from node_agent import metric_table as table
+from node_agent import tasks
 from node_agent.active_memory import ActiveMemory
 from node_agent.budget import DEFAULT_SHARE, Budget, memory_speed
 from node_agent.crew import Crew
@@ -285,12 +286,10 @@ def _reclaim_abandoned(places: Places) -> None:
 
 async def _until_stopped(runtime: Runtime, work: Sequence[Any]) -> None:
     """Run everything until SIGTERM; the first thing that fails ends the process, which then starts anew."""
-    tasks = [asyncio.create_task(item) for item in (*work, runtime.stopping.wait())]
+    running = [asyncio.create_task(item) for item in (*work, runtime.stopping.wait())]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await tasks.end(running)

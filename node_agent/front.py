@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from node_agent import answers, metrics, routes, serve, vector_query
+from node_agent import answers, metrics, routes, serve, tasks, vector_query
 from node_agent import metric_table as table
 from node_agent.admission import Admission
 from node_agent.answers import Answer
@@ -84,9 +84,7 @@ class Front:
         self._tasks = [asyncio.create_task(peer.keep_connected()) for peer in (*self._workers, self._control)]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(self._tasks)
         await self._server.stop()
 
     async def _told(self, call: Numbered) -> Reply:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from node_agent import tasks
 from node_agent.desired import DeploymentView, Desired, RolloutView, read
 from node_agent.plan import Goal, Target
 from node_agent.runtime import log
@@ -49,10 +50,7 @@ class Goals:
                 self._tasks[item.name] = asyncio.create_task(self._settle(item.name), name=f"settle {item.name}")
 
     async def stop(self) -> None:
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await tasks.end(self._tasks.values())
 
     def previous(self, deployment: str) -> str | None:
         """Checksum of the version that undo returns to, "" when there is none, None while that is not known."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from node_agent import tasks
 from node_agent.journal import Journal
 from node_agent.runtime import log
 from node_agent.trouble import STEP_FAULTS
@@ -40,15 +41,10 @@ class Leaving:
         self._tasks[deployment] = asyncio.create_task(self._give_up(deployment, serving, tending), name=f"leave {deployment}")
 
     async def stop(self) -> None:
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await tasks.end(self._tasks.values())
 
     async def _give_up(self, deployment: str, serving: Serving, tending: Sequence[asyncio.Task[None]]) -> None:
-        for task in tending:
-            task.cancel()
-        await asyncio.gather(*tending, return_exceptions=True)
+        await tasks.end(tending)
         await self._until_done(deployment, lambda: serving.release(None))
         await self._until_done(deployment, lambda: asyncio.to_thread(serving.destroy))
         await self._until_done(deployment, lambda: asyncio.to_thread(self._journal.drop, deployment))
@@ -60,9 +56,8 @@ class Leaving:
         while True:
             try:
                 return await step()
-            except STEP_FAULTS as cause:
-                self._troubles.note(deployment, "leave", f"{type(cause).__name__}: {cause}")
             except Exception as cause:  # noqa: BLE001 - the outermost loop of a deployment
-                log.error("leaving_failed", deployment=deployment, exc_info=True)
+                if not isinstance(cause, STEP_FAULTS):
+                    log.error("leaving_failed", deployment=deployment, exc_info=True)
                 self._troubles.note(deployment, "leave", f"{type(cause).__name__}: {cause}")
             await asyncio.sleep(AGAIN_S)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from node_agent import report
+from node_agent import report, tasks
 from node_agent.contact import Contact, Members
 from node_agent.desired import DeploymentView, Desired, Sides
 from node_agent.evidence import Teller
@@ -177,10 +177,8 @@ class Loop:
                 group.create_task(self._watch_record())
                 group.create_task(self._teller.run(self._plane, lambda: self._tenders))
         finally:
-            tasks = [task for each in self._tasks.values() for task in each]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, self._goals.stop(), self._leaving.stop(), return_exceptions=True)
+            tending = [task for each in self._tasks.values() for task in each]
+            await asyncio.gather(tasks.end(tending), self._goals.stop(), self._leaving.stop())
 
     # --- following
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 
+from node_agent import tasks
 from node_agent.ipc import CallFailed, ConnectionLost
 from node_agent.messages import Held, Hold, LetGo, Numbered, Reply
 
@@ -75,6 +76,5 @@ async def paused(front: Front, deployment: str) -> AsyncIterator[Pause]:
     try:
         yield pause
     finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        await tasks.end((keeping,))
         await pause.let_go()
