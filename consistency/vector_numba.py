@@ -28,10 +28,25 @@ def _swap_bytes(word: Any) -> Any:
 _swap = numba.njit(inline="always")(_swap_bytes)
 
 
+def _products_of(word: Any, key: Any, other: Any) -> Any:
+    # Of the word and a key, then of its swapped bytes and the other key: the product of the lower halves, and the sum of the cross terms.
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    mirrored = _swap(word)
+    return (
+        (word & low) * (key & low),
+        (word & low) * (key >> half) + (word >> half) * (key & low),
+        (mirrored & low) * (other & low),
+        (mirrored & low) * (other >> half) + (mirrored >> half) * (other & low),
+    )
+
+
+_products = numba.njit(inline="always")(_products_of)
+
+
 def _block_sums(words: Any, native_keys: Any, swapped_keys: Any, out: Any) -> None:
     # Of a product mod 2^64 the two cross terms of its halves count for the upper half alone, so their sum is shifted once at the end:
     # the processor multiplies 32 bits by 32 and would shift and add for every word.
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    half = np.uint64(32)
     size = native_keys.size
     pairs = words.size // (2 * size)
     for pair in range(pairs):
@@ -39,20 +54,13 @@ def _block_sums(words: Any, native_keys: Any, swapped_keys: Any, out: Any) -> No
         native_0 = swapped_0 = native_1 = swapped_1 = np.uint64(0)
         cross_0 = swapped_cross_0 = cross_1 = swapped_cross_1 = np.uint64(0)
         for i in range(size):
-            key_low, key_high = native_keys[i] & low, native_keys[i] >> half
-            other_low, other_high = swapped_keys[i] & low, swapped_keys[i] >> half
-            word = words[first + i]
-            native_0 += (word & low) * key_low
-            cross_0 += (word & low) * key_high + (word >> half) * key_low
-            word = _swap(word)
-            swapped_0 += (word & low) * other_low
-            swapped_cross_0 += (word & low) * other_high + (word >> half) * other_low
-            word = words[second + i]
-            native_1 += (word & low) * key_low
-            cross_1 += (word & low) * key_high + (word >> half) * key_low
-            word = _swap(word)
-            swapped_1 += (word & low) * other_low
-            swapped_cross_1 += (word & low) * other_high + (word >> half) * other_low
+            key, other = native_keys[i], swapped_keys[i]
+            add, add_cross, add_swapped, add_swapped_cross = _products(words[first + i], key, other)
+            native_0, cross_0 = native_0 + add, cross_0 + add_cross
+            swapped_0, swapped_cross_0 = swapped_0 + add_swapped, swapped_cross_0 + add_swapped_cross
+            add, add_cross, add_swapped, add_swapped_cross = _products(words[second + i], key, other)
+            native_1, cross_1 = native_1 + add, cross_1 + add_cross
+            swapped_1, swapped_cross_1 = swapped_1 + add_swapped, swapped_cross_1 + add_swapped_cross
         out[2 * pair, 0], out[2 * pair, 1] = native_0 + (cross_0 << half), swapped_0 + (swapped_cross_0 << half)
         out[2 * pair + 1, 0], out[2 * pair + 1, 1] = native_1 + (cross_1 << half), swapped_1 + (swapped_cross_1 << half)
     for block in range(2 * pairs, out.shape[0]):  # at most a whole one and a short one
