@@ -157,7 +157,7 @@ class Station:
             size = max(self._places.slot_bytes or need + need // 4, need, 1)
             self._arena = Arena.create(self._arena_path, size, use, self._places.numa_nodes)
         except Refusal as refusal:
-            raise _with_idle_arenas(refusal, self._arena_path) from refusal
+            raise inventory.with_idle_arenas(refusal, self._arena_path) from refusal
         if self._arena.notice:
             log.warning("arena_placed_anywhere", deployment=self.name, reason=self._arena.notice)
 
@@ -399,16 +399,6 @@ def _open_arena(path: Path) -> Arena | None:
         if refusal.kind != "foreign_arena":
             raise
         return None
-
-
-def _with_idle_arenas(refusal: Refusal, own: Path) -> Refusal:
-    """Names the memory that other agents left behind, where there is too little for this one."""
-    idle = [item for item in inventory.find(own.parent) if item.state in inventory.RECLAIMABLE and item.path != own]
-    if refusal.kind != "no_headroom" or not idle:
-        return refusal
-    size = sum(item.size_bytes for item in idle)
-    more = f"{size} bytes lie in {len(idle)} arenas that no process uses (`raftmeta agent reclaim`)"
-    return Refusal(refusal.kind, refusal.subject, refusal.expected, f"{refusal.found}; {more}", refusal.phase)
 
 
 def _compute(device: Device, slot: int, places: Sequence[Placement], pace: Pace) -> dict[str, TensorVector]:

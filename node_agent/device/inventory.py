@@ -23,6 +23,7 @@ from node_agent.device import checked, mapped
 from node_agent.device.arena import FORMAT, ArenaHeader, ArenaUse
 from node_agent.device.port import EMPTY_RECORD, SLOTS, SlotRecord
 from node_agent.device.process import boot_id
+from node_agent.refusal import Refusal
 
 PATTERN: Final = "raftmeta-*.arena"
 _PAGE: Final = 4096
@@ -98,6 +99,16 @@ def abandoned(directory: Path, store_dir: Path, node: str, named: Collection[str
         for found in find(directory)
         if found.use == ArenaUse.of(store_dir, node, found.use.deployment) and found.path.name not in named and found.state in RECLAIMABLE
     )
+
+
+def with_idle_arenas(refusal: Refusal, own: Path) -> Refusal:
+    """Names the memory that other agents left behind, where there is too little for this one."""
+    idle = [item for item in find(own.parent) if item.state in RECLAIMABLE and item.path != own]
+    if refusal.kind != "no_headroom" or not idle:
+        return refusal
+    size = sum(item.size_bytes for item in idle)
+    more = f"{size} bytes lie in {len(idle)} arenas that no process uses (`raftmeta agent reclaim --all-nodes --kept --dry-run` lists them)"
+    return Refusal(refusal.kind, refusal.subject, refusal.expected, f"{refusal.found}; {more}", refusal.phase)
 
 
 def _judge(path: Path, fd: int, size: int, in_use: bool) -> ArenaFile:
