@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +150,8 @@ class LoopScene:
     def serving(self, name: str = "search") -> str:
         found = self.loop.status()["deployments"].get(name)
         return found["version"] if found and found["ready"] else ""
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    """Within a minute."""
+    asyncio.run(asyncio.wait_for(work(), 60))

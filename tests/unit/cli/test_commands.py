@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ import pytest
 from raftmeta.cli.exits import Exit
 from raftmeta.cli.main import main
 from raftmeta.core.types import StageCounters
-from tests.support.stub_http import Answer, StubServer, always, problem, stub_server
+from tests.support.command_line import run
+from tests.support.stub_http import Answer, StubServer, always, problem
 
 COUNTERS = dict.fromkeys(StageCounters.__struct_fields__, 0)
 
@@ -47,16 +47,6 @@ CLUSTER = {
 def cluster_of(*features: int, level: int = 1) -> dict[str, Any]:
     members = [CLUSTER["members"][0] | {"id": f"m{number}", "feature_level": each} for number, each in enumerate(features)]  # type: ignore[index]
     return CLUSTER | {"members": members, "feature_level": level}
-
-
-@pytest.fixture
-def member() -> Iterator[StubServer]:
-    with stub_server({}) as stub:
-        yield stub
-
-
-def run(stub: StubServer, *words: str) -> int:
-    return main([*words, "--url", stub.url, "--timeout", "2"])
 
 
 def in_turn(*answers: Answer) -> Any:

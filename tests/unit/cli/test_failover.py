@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from raftmeta.cli.exits import Exit
 from raftmeta.cli.failover import hints_for
-from raftmeta.cli.main import main
 from raftmeta.core.failover import CODES, OF_THE_VERDICT
-from tests.support.stub_http import Answer, StubServer, always, problem, stub_server
-
-
-@pytest.fixture
-def member() -> Iterator[StubServer]:
-    with stub_server({}) as stub:
-        yield stub
-
-
-def run(stub: StubServer, *words: str) -> int:
-    return main([*words, "--url", stub.url, "--timeout", "2"])
-
+from tests.support.command_line import run
+from tests.support.stub_http import Answer, StubServer, always, problem
 
 SILENT_NODE = {"code": "node_silent", "detail": "b1: sent no heartbeat", "nodes": ["b1"], "yields": False}
 OLD_VERDICT = {"code": "verdict_too_old", "detail": "the last verdict is 400000 ms old", "nodes": [], "yields": True}

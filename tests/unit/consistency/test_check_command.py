@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from consistency import lock
 from consistency.agent_answers import AgentFault
 from consistency.main import with_seconds
 from raftmeta.cli.main import main
-from tests.support.check_stub import run, serving_fleet
+from tests.support.check_stub import run
 from tests.support.fake_fleet import DEPLOYMENT, FakeFleet
 from tests.support.stub_http import StubServer, always, problem
 
@@ -27,17 +26,6 @@ from tests.support.stub_http import StubServer, always, problem
 @pytest.fixture
 def fleet() -> FakeFleet:
     return FakeFleet()
-
-
-@pytest.fixture
-def stub(fleet: FakeFleet) -> Iterator[StubServer]:
-    with serving_fleet(fleet) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 def asked_of_nodes(stub: StubServer) -> list[str]:

@@ -7,14 +7,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from consistency import collect
-from tests.support.check_stub import run, serving_fleet
+from tests.support.check_stub import run
 from tests.support.fake_fleet import DEPLOYMENT, FakeFleet
 from tests.support.stub_http import Answer, Route, StubServer, always, problem
 
@@ -25,17 +24,6 @@ ROOTS = "/{}/raftmeta/v1/vector"
 @pytest.fixture
 def fleet() -> FakeFleet:
     return FakeFleet(("a1",), ("b1", "b2"))
-
-
-@pytest.fixture
-def stub(fleet: FakeFleet) -> Iterator[StubServer]:
-    with serving_fleet(fleet) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 def said(page: Path) -> str:

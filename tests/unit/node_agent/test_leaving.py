@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import DiskFull
 from tests.support.front_scene import RECORD, Scene
 from tests.support.front_scene import run as run_front
-from tests.support.loop_scene import LoopScene
+from tests.support.loop_scene import LoopScene, run
 
 
 @pytest.fixture
@@ -30,10 +30,6 @@ def scene(tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(loop_module, "RETRY_S", 0.05)
     monkeypatch.setattr(leaving_module, "AGAIN_S", 0.02)
     yield LoopScene(tmp_path, shm)
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def leave(scene: LoopScene) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,12 @@ from node_agent.device.control_block import ControlBlock
 from node_agent.plan import Order, Target
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName
-from tests.support.loop_scene import LoopScene
+from tests.support.loop_scene import LoopScene, run
 
 
 @pytest.fixture
 def scene(tmp_path: Path, shm: Path) -> Iterator[LoopScene]:
     yield LoopScene(tmp_path, shm)
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_a_node_that_no_deployment_lists_has_nothing_and_says_hello(scene: LoopScene) -> None:

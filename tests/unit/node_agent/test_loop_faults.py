@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from raftmeta.client import Reply
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import SideName
 from raftmeta.durable import DiskFull
-from tests.support.loop_scene import LoopScene
+from tests.support.loop_scene import LoopScene, run
 
 ODD: dict[str, Any] = {"policy": {"drain_overdue": "ask"}}  # of a later build
 DECIDED: dict[str, Any] = {"serving_side": "standby", "failover": {"to": "standby", "revision": 11}}
@@ -27,10 +27,6 @@ def scene(tmp_path: Path, shm: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(loop_module, "RETRY_S", 0.05)
     monkeypatch.setattr(loop_module, "RELIST_S", 0.05)
     yield LoopScene(tmp_path, shm)
-
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_a_record_of_other_nodes_that_cannot_be_read_is_nobodys_trouble(scene: LoopScene) -> None:
