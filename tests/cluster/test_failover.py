@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +68,21 @@ def test_a_node_says_what_it_serves_and_refuses_requests_once_the_other_side_ser
     with shm_directory() as arena_dir:
         node = Node(tmp_path, arena_dir)
         try:
+            began = time.monotonic()
             node.agent.start()
             node.serve("1.0.0")
-            _play(node, Pair(node))
+            _play(node, Pair(node), began)
         finally:
             node.close()
 
 
-def _play(node: Node, pair: Pair) -> None:
+def _play(node: Node, pair: Pair, began: float) -> None:
+    """`began`: by the monotonic clock, before anything was staged."""
     agent = node.agent
     agent.until(lambda: pair.proof("n1")["serves_decided"], "evidence of 1.0.0")
     said = pair.proof("n1")["evidence"]
     assert said["derived_digest"] and said["config_digest"] and said["tokenizer_digest"] and said["vector_from"] == "memory"
-    assert said["verified_age_ms"] < 60_000
+    assert said["verified_age_ms"] < (time.monotonic() - began) * 1000, "a busy machine may take minutes from staging to the switch"
 
     pair.declare()
     pair.other_says("1.0.0")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,8 @@ class Slots:
 
 
 @pytest.fixture
-def make(shm: Path) -> Iterator[Callable[..., Slots]]:
-    yield lambda shapes=None: Slots(shm / "arena", layout_of(state() if shapes is None else shapes))
-    gc.collect()
+def make(shm: Path) -> Callable[..., Slots]:
+    return lambda shapes=None: Slots(shm / "arena", layout_of(state() if shapes is None else shapes))
 
 
 def answer(bound: BoundModule) -> float:

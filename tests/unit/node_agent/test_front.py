@@ -335,7 +335,7 @@ def test_control_holds_the_requests_of_a_deployment_and_lets_them_go(tmp_path: P
         link = Link(lambda push: None, lambda: None)
         await link.connect(scene.runtime.front_socket())
         held = await link.call(lambda n: Hold(n, "search", 4000), 5)
-        assert isinstance(held, Held) and held.in_flight == 0 and 3900 < held.lease_ms <= 4000
+        assert isinstance(held, Held) and held.in_flight == 0 and 0 < held.lease_ms <= 4000
         asking = asyncio.create_task(scene.infer())
         await scene.until(lambda: scene.front._dispatcher.queued == 1)
         assert scene.worker.calls == []
