@@ -22,6 +22,7 @@ from node_agent.config import AgentConfig
 from node_agent.control import PLANE_TIMEOUT_S, Answers, ClientPlane
 from node_agent.crew import Crew
 from node_agent.desired import Desired, Identity
+from node_agent.engine import known
 from node_agent.fetch import Fetcher, Patience
 from node_agent.in_process import InProcess
 from node_agent.ipc import Server
@@ -72,7 +73,7 @@ async def run(config: AgentConfig, listener: socket.socket) -> None:
         loop = Loop(facts, Desired(Identity(config.node, runtime.boot_id)), places, plane, bounds)
         with httpx.Client(timeout=config.fetch_timeout_s, trust_env=False) as http:
             fetcher = Fetcher(store, opener(config.artifact_roots, http, Buckets(config.s3).source), Patience(config.fetch_attempts))
-            provider = StoreProvider(store, fetcher, plane, loop.keep)
+            provider = StoreProvider(store, fetcher, plane, loop.keep, tuple(known.KNOWN))
             meter = runtime.meter("control")
 
             def serve(record: DeploymentRecord) -> InProcess:

@@ -84,7 +84,7 @@ async def _front(runtime: Runtime, listen_fd: int) -> None:
 async def _worker(runtime: Runtime) -> None:
     import torch
 
-    from node_agent.engine.known import ENGINES
+    from node_agent.engine import known
     from node_agent.host import Host
     from node_agent.loading import Loader
     from node_agent.store import Store
@@ -94,7 +94,7 @@ async def _worker(runtime: Runtime) -> None:
     config = runtime.config
     torch.set_num_threads(config.threads)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    loader = Loader(Store(config.store_dir, config.store_quota_bytes), ENGINES)
+    loader = Loader(Store(config.store_dir, config.store_quota_bytes), known.load(config.engines))
     host = Host(runtime.index, (config.store_dir, config.arena_dir), loader)
     await Worker(runtime.index, host, runtime.meter("worker")).run(runtime)
 

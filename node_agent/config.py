@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from node_agent.engine import known
 from node_agent.quiet import MIN_WINDOW, Quiet
 from raftmeta import settings
 from raftmeta.addresses import is_loopback
@@ -69,6 +70,7 @@ class AgentConfig(settings.Settings):
     run_dir: Path | None = None  # Unix sockets; None: store_dir/run
     artifact_roots: tuple[Path, ...] = ()  # directories that file:// sources may lie in; anything else is refused
 
+    engines: tuple[str, ...] = ()  # hf, torch_module: the libraries that processes load; none: those that are installed
     workers: int = Field(default=1, ge=1, le=64)  # serving processes
     threads: int = Field(default=1, ge=1, le=256)  # computing threads of one worker
     worker_depth: int = Field(default=2, ge=1, le=64)  # requests handed to one worker at a time: one computes, the rest waits beside it
@@ -141,6 +143,10 @@ class AgentConfig(settings.Settings):
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:
         faults = _port_faults(self)
+        if engine_fault := known.fault(self.engines):
+            faults.append(engine_fault)
+        if len(set(self.engines)) != len(self.engines):
+            faults.append(f"engines {', '.join(self.engines)}: one stands there twice")
         if (self.tls_cert is None) != (self.tls_key is None):
             faults.append("tls_cert and tls_key belong together")
         if bool(self.s3_access_key_id) != (self.s3_secret_file is not None):

@@ -23,6 +23,7 @@ from node_agent.crew import Crew
 from node_agent.desired import Desired, Identity
 from node_agent.device import inventory
 from node_agent.device.port import SlotRecord
+from node_agent.engine import known
 from node_agent.fetch import Fetcher, Patience
 from node_agent.in_process import InProcess
 from node_agent.ipc import Server
@@ -230,7 +231,7 @@ async def run(runtime: Runtime) -> None:
         prober = Peer(runtime.prober_socket(), lambda: None)
         with httpx.Client(timeout=config.fetch_timeout_s, follow_redirects=False, trust_env=False) as http:
             fetcher = Fetcher(store, opener(config.artifact_roots, http, Buckets(config.s3).source), Patience(config.fetch_attempts))
-            provider = StoreProvider(store, fetcher, plane, loop.keep)
+            provider = StoreProvider(store, fetcher, plane, loop.keep, known.chosen(config.engines))
             crew = Crew(peers, prober, config.load_timeout_s)
             meter = runtime.meter("control")
             serve = lambda record: InProcess(Station(record, places), crew, kernel())  # noqa: E731 - in reading order

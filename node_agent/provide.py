@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ import msgspec
 from node_agent.desired import read
 from node_agent.fetch import INTEGRITY_MISMATCH, BlobsRotten, Cancelled, Fetcher, FetchFailed
 from node_agent.plan import Target
+from node_agent.refusal import Refusal
 from node_agent.report import describe
 from node_agent.runtime import log
 from node_agent.store import BlobMismatch, Store, blobs_of, check_blob
@@ -49,12 +50,15 @@ class ManifestSource(Protocol):
 
 
 class StoreProvider:
-    def __init__(self, store: Store, fetcher: Fetcher, plane: ManifestSource, keep: Callable[[], frozenset[str] | None]) -> None:
-        """`keep` names the checksums that must stay, None while that is not known."""
+    def __init__(
+        self, store: Store, fetcher: Fetcher, plane: ManifestSource, keep: Callable[[], frozenset[str] | None], engines: Sequence[str]
+    ) -> None:
+        """`keep` names the checksums that must stay, None while that is not known; `engines` those that this node has."""
         self._store = store
         self._fetcher = fetcher
         self._plane = plane
         self._keep = keep
+        self._engines = engines
         self._fetches: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by checksum: who fetches
         self._files: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # the same for who writes its directory
         self._room = asyncio.Lock()  # nothing begins while what nobody needs is removed
@@ -71,6 +75,9 @@ class StoreProvider:
         try:
             async with _turn(self._fetches, target.checksum, cancelled):
                 manifest = await self._published(target)
+                if manifest.engine not in self._engines:  # before its bytes come
+                    expected = f"an engine of {', '.join(self._engines)} (`engines` in agent.toml)"
+                    raise Refusal("not_bindable", f"version {target.label}", expected, manifest.engine, "plan")
                 async with self._begun(target, manifest):
                     return await self._fetch(target, manifest, elsewhere, lambda: cancelled() or stopped.is_set())
         finally:

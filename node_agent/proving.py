@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from node_agent.config import AgentConfig
+from node_agent.engine import known
 from node_agent.ipc import Server
 from node_agent.memory import private_bytes
 from node_agent.messages import Fault, Numbered, Prove, Proved, Reply
@@ -29,7 +30,7 @@ async def run(runtime: Runtime) -> None:
 
     def prove(call: Prove) -> Reply:
         nonlocal limit
-        _load_libraries()
+        known.load(runtime.config.engines)
         first, limit = not limit, limit or private_bytes() + FIRST_LEFT_BYTES
         reply = _prove(runtime.config, call)
         gc.collect()  # modules are full of cycles
@@ -47,7 +48,7 @@ async def run(runtime: Runtime) -> None:
 
     server = Server(answer, lambda: None)
     await server.start(runtime.prober_socket())
-    loading = loop.run_in_executor(trying, _load_libraries)
+    loading = loop.run_in_executor(trying, known.load, runtime.config.engines)
     ends = [asyncio.create_task(event.wait()) for event in (used, runtime.stopping)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if used.is_set():
@@ -61,26 +62,24 @@ async def run(runtime: Runtime) -> None:
 
 def kernel() -> str:
     """What computes on this node, as probes record it."""
-    return f"torch {version('torch')} transformers {version('transformers')} cpu"
+    return " ".join([*(f"{library} {found}" for library in ("torch", "transformers") if (found := _version(library))), "cpu"])
 
 
-def _load_libraries() -> None:
-    """Seconds of a processor, the first time. Nothing needs the names."""
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
-
-    import node_agent.engine.known  # noqa: F401
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""
 
 
 def _prove(config: AgentConfig, call: Prove) -> Reply:
     import torch
 
-    from node_agent.engine.known import ENGINES
     from node_agent.loading import Loader
     from node_agent.prober import ProbePlaces, Prober
     from node_agent.store import Store
 
     torch.set_num_threads(config.threads)
-    loader = Loader(Store(config.store_dir, config.store_quota_bytes), ENGINES)
+    loader = Loader(Store(config.store_dir, config.store_quota_bytes), known.load(config.engines))
     places = ProbePlaces(config.store_dir, config.arena_dir, config.warm_limit_s, kernel(), config.threads)
     return Prober(places, loader).prove(call)

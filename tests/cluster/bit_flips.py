@@ -28,11 +28,11 @@ import numpy as np
 
 from consistency.artifact import build_manifest
 from raftmeta.core.manifest import DTYPE_BITS
-from tests.support.agent_process import BODY, PATIENCE_S, AgentProcess, Driver, embedding, is_answer_of
+from tests.support.agent_kinds import ENCODER
+from tests.support.agent_process import PATIENCE_S, AgentProcess, Driver, embedding, is_answer_of
 from tests.support.fake_control_plane import FakeControlPlane
 from tests.support.memory_damage import Place, ServingSlot, flip_in_heap
 from tests.support.shm import shm_directory
-from tests.support.tiny_encoder import write_encoder
 from tests.support.weights import safetensors_bytes
 
 INTERVAL_S = 0.25  # of a pass
@@ -63,7 +63,7 @@ class Count:
 
 def write_version(directory: Path) -> tuple[Path, list[str]]:
     """The encoder, and a tensor of every dtype that no module takes. Gives their names."""
-    write_encoder(directory, 1)
+    ENCODER.write(directory, 1)
     path = directory / "model.safetensors"
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
@@ -91,7 +91,7 @@ class Flipper:
         self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, workers=1, scrub_interval_s=INTERVAL_S)
         driver = Driver(self.plane)
         directory, unbound = write_version(root / "artifacts" / "v1")
-        driver.publish("1.0.0", build_manifest(directory, sources=[directory.as_uri() + "/"], engine="hf", unbound=unbound))
+        driver.publish("1.0.0", build_manifest(directory, sources=[directory.as_uri() + "/"], engine=ENCODER.engine, unbound=unbound))
         driver.declare("n1")
         self.agent.start()
         assert driver.activate("1.0.0")["status"] == "done", self.agent.log[-3000:]
@@ -112,7 +112,7 @@ class Flipper:
         return {name: self.slot.read(name, 0, place.size_bytes) for name, place in self.slot.places.items()}
 
     def ask(self) -> httpx.Response:
-        return self.http.post("/v2/models/search/infer", json=BODY)
+        return self.http.post("/v2/models/search/infer", json=ENCODER.body)
 
     def run(self, count: int, derived_every: int) -> Count:
         over = threading.Event()
@@ -213,7 +213,7 @@ class Flipper:
             while not over.wait(0.05):
                 self.count.asked += 1
                 try:
-                    reply = http.post("/v2/models/search/infer", json=BODY)
+                    reply = http.post("/v2/models/search/infer", json=ENCODER.body)
                 except httpx.HTTPError as cause:
                     self.count.lost.append(f"{type(cause).__name__}: {cause}")
                     continue

@@ -28,11 +28,11 @@ import msgspec
 
 from raftmeta.core.commands import AdvanceRollout
 from raftmeta.core.types import Phase, Stage
-from tests.support.agent_process import PATIENCE_S, TEXTS, AgentProcess, Driver, OpenLoop, Tally, manifest_of
+from tests.support.agent_kinds import ENCODER, TEXTS
+from tests.support.agent_process import PATIENCE_S, AgentProcess, Driver, OpenLoop, Tally
 from tests.support.artifact_source import ArtifactSource, Mood, artifact_source
 from tests.support.encoder_answers import answer_of
 from tests.support.fake_control_plane import FakeControlPlane
-from tests.support.tiny_encoder import write_encoder
 
 DEPLOYMENT = "search"
 FAULT_S = 6.0  # a fault that does not end the rollout goes away after that
@@ -136,7 +136,7 @@ class Matrix:
                 row.ended = self._end_of(rollout, struck)
 
         async def whole() -> Tally:
-            loop = OpenLoop(self.agent.url, self.answers, RATE)
+            loop = OpenLoop(self.agent.url, ENCODER.body, self.answers, RATE)
             async with loop.running() as tally:
                 await asyncio.to_thread(work)
                 await asyncio.to_thread(self._settle)
@@ -169,8 +169,8 @@ class Matrix:
         """Published, with what it answers and its vector; nothing of it is on the node."""
         number = len(self.roots) + 1
         label = f"{number}.0.0"
-        directory = write_encoder(self.artifacts / f"v{number}", number)
-        manifest = manifest_of(directory)
+        directory = ENCODER.write(self.artifacts / f"v{number}", number)
+        manifest = ENCODER.manifest_of(directory)
         self.driver.publish(label, msgspec.structs.replace(manifest, sources=(self.source.url_of(directory),)))
         self.answers[label] = answer_of(directory, TEXTS)
         self.roots[label] = manifest.vector_root

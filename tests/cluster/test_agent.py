@@ -1,31 +1,24 @@
-"""A whole agent as processes: updates under load, and each process killed while they run. The control plane is real REST over one log."""
+"""A whole agent that serves an encoder, as processes: updates under load, and each process killed beside them.
+
+The control plane is real REST over one log.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import random
-import re
-import shutil
-import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
 pytest.importorskip("transformers")
 
-from node_agent.device import inventory
 from node_agent.probe_command import TEXTS, ProbeOptions, answers
+from tests.support.agent_kinds import ENCODER
 from tests.support.agent_node import Node
-from tests.support.agent_process import BODY, PATIENCE_S, Tally, is_answer_of, manifest_of
 from tests.support.shm import shm_directory
-from tests.support.tiny_encoder import write_encoder
 
 pytestmark = pytest.mark.cluster
 
@@ -33,7 +26,7 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with shm_directory() as arena_dir:
-        node = Node(tmp_path_factory.mktemp("agent"), arena_dir)
+        node = Node(tmp_path_factory.mktemp("agent"), arena_dir, ENCODER)
         try:
             node.agent.start()
             for label in ("1.0.0", "2.0.0", "3.0.0"):
@@ -93,7 +86,7 @@ def test_update_and_roll_back_under_load_lose_nothing_and_label_every_answer(nod
 
 
 def test_the_checkers_vector_comes_from_memory_and_equals_the_manifests(node: Node) -> None:
-    manifest = manifest_of(node.artifacts / "v1")
+    manifest = node.kind.manifest_of(node.artifacts / "v1")
     body = node.agent.get("/raftmeta/v1/vector/search?entries=1").json()
     assert body["vector_root"] == manifest.vector_root
     assert body["entries"] == {tensor.name: tensor.entry for tensor in manifest.tensors}
@@ -113,6 +106,17 @@ def test_members_hear_where_the_node_is_and_what_it_serves(node: Node) -> None:
         return bool(items) and items[0]["deployments"]["search"]["version"] == "1.0.0" and items[0]["url"] == node.agent.url
 
     node.agent.until(heard, "a heartbeat with 1.0.0")
+
+
+def test_members_are_told_which_bytes_serve_and_of_what_else_the_answers_are_made(node: Node) -> None:
+    def told() -> dict[str, Any]:
+        (found,) = node.driver.call(lambda client: client.evidence("search"))["nodes"]
+        return dict(found)
+
+    node.agent.until(lambda: bool(told()["serves_decided"]), "evidence of 1.0.0")
+    said = told()["evidence"]
+    assert (said["version"], said["vector_from"], said["finding"]) == ("1.0.0", "memory", "")
+    assert said["derived_digest"] and said["config_digest"] and said["tokenizer_digest"]
 
 
 def test_control_killed_changes_nothing_for_requests_and_the_next_one_takes_over(node: Node) -> None:
@@ -145,63 +149,9 @@ def test_a_killed_front_refuses_no_connection_and_comes_back(node: Node) -> None
     assert len(tally.lost) <= 4, "only what the killed front had in its hands may be lost"
 
 
-def test_no_count_is_lost_or_goes_back_when_any_process_is_killed(node: Node) -> None:
-    def rising() -> dict[str, float]:
-        lines = [line.rpartition(" ") for line in node.agent.get("/metrics").text.splitlines() if not line.startswith("#")]
-        return {name: float(value) for name, _, value in lines if re.search(r"_(total|sum|count|bucket)(\{|$)", name)}
-
-    def ask(times: int) -> None:
-        for _ in range(times):
-            assert httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S).status_code == 200
-
-    assert node.driver.activate("2.0.0")["status"] == "done", node.agent.log[-3000:]
-    ask(4)
-    before = rising()
-    for step in ("fetch", "stage", "probe", "warm", "switch", "await_workers"):
-        assert before[f'raftmeta_agent_step_seconds_count{{deployment="search",step="{step}"}}'] > 0
-    computed = [name for name in before if name.startswith("raftmeta_agent_worker_requests_total") and 'outcome="ok"' in name]
-    answered = 'raftmeta_agent_requests_total{deployment="search",status="200"}'
-    first = sum(before[name] for name in computed), before[answered]
-    for role in ("worker", "control", "front", "worker"):
-        killed = node.agent.kill(role)
-        ask(2)
-        now = rising()  # perhaps before the killed process is back
-        assert {name for name, value in before.items() if now.get(name, -1.0) < value} == set(), role
-        node.agent.until(lambda killed=killed: killed not in node.agent.children(), "the next life")  # type: ignore[misc]
-        node.agent.until_settled("2.0.0")
-        before = now
-    ask(3)
-    now = rising()
-    assert {name for name, value in before.items() if now.get(name, -1.0) < value} == set()
-    assert now[answered] == first[1] + 11
-    assert sum(value for name, value in now.items() if name.startswith("raftmeta_agent_worker_requests_total")) >= first[0] + 11
-    text = node.agent.get("/metrics").text
-    assert "raftmeta_agent_series_lost_total" in text and not re.search(r"series_lost_total\{.*\} [^0]", text)
-    assert not re.search(r"^raftmeta_agent_(private|arena)_bytes[^ ]* 0", text, re.MULTILINE)
-    assert "2.0.0" not in text
-
-
-def test_processes_killed_at_random_moments_of_updates_always_end_in_what_was_decided(node: Node) -> None:
-    chance = random.Random(20)
-    storm = [("2.0.0", ["control"]), ("3.0.0", ["worker", "control"]), ("1.0.0", ["control"]), ("2.0.0", ["control"])]
-
-    def work() -> None:
-        for label, victims in storm:
-            rollout = node.driver.begin(label)
-            time.sleep(chance.random() * 0.8)
-            for role in victims:
-                node.agent.kill(role)
-            assert node.driver.finish(rollout)["status"] == "done", node.agent.log[-3000:]
-            node.agent.until_settled(label)
-
-    tally = node.under_load(work)
-    assert tally.lost == [] and tally.wrong == []
-    assert node.agent.get("/raftmeta/v1/vector/search").json()["vector_root"] == manifest_of(node.artifacts / "v2").vector_root
-
-
 def test_a_file_that_changed_after_publishing_fails_the_rollout_and_leaves_what_serves(node: Node) -> None:
-    directory = write_encoder(node.artifacts / "changed", 9)
-    node.driver.publish("9.0.0", manifest_of(directory))
+    directory = node.kind.write(node.artifacts / "changed", 9)
+    node.driver.publish("9.0.0", node.kind.manifest_of(directory))
     weights = directory / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -217,8 +167,8 @@ def test_a_file_that_changed_after_publishing_fails_the_rollout_and_leaves_what_
 
 
 def test_a_version_that_answers_other_than_its_publisher_said_never_reaches_a_worker(node: Node) -> None:
-    directory = write_encoder(node.artifacts / "probed", 7)
-    manifest = manifest_of(directory)
+    directory = node.kind.write(node.artifacts / "probed", 7)
+    manifest = node.kind.manifest_of(directory)
     right = answers(directory, TEXTS, ProbeOptions(directory=directory))
     other = answers(node.artifacts / "v1", TEXTS, ProbeOptions(directory=directory))
     node.driver.publish("7.0.0", msgspec.structs.replace(manifest, probes=(right,)))
@@ -236,31 +186,10 @@ def test_a_version_that_answers_other_than_its_publisher_said_never_reaches_a_wo
 
 
 def test_a_source_outside_the_artifact_roots_is_refused(node: Node, tmp_path: Path) -> None:
-    node.driver.publish("8.0.0", manifest_of(write_encoder(tmp_path / "elsewhere", 8)))
+    node.driver.publish("8.0.0", node.kind.manifest_of(node.kind.write(tmp_path / "elsewhere", 8)))
     rollout = node.driver.activate("8.0.0")
     assert rollout["failure"]["code"] == "source_unavailable"
     assert "artifact root" in rollout["failure"]["detail"]
-
-
-def test_without_a_quorum_the_node_serves_on_and_says_so_and_starts_again_from_its_pin(node: Node) -> None:
-    node.serve("2.0.0")
-    node.plane.member.log.switches.no_leader = True
-    node.agent.until(lambda: not node.agent.status()["control_plane"]["reachable"], "the loss is noticed")
-    assert "raftmeta_agent_control_plane_reachable 0.0" in node.agent.get("/metrics").text
-    assert "control_plane_unreachable" in node.agent.log
-    assert httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S).status_code == 200
-    node.agent.until_ready()
-    node.plane.stop()
-    assert node.agent.stop() == 0
-    node.agent.start()
-    node.agent.until_ready()
-    reply = httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S)
-    assert reply.headers["x-raftmeta-version"] == "2.0.0"
-    assert "serving_without_control_plane" in node.agent.log
-    node.plane.start()
-    node.plane.member.log.switches.no_leader = False
-    node.agent.until(lambda: node.agent.status()["control_plane"]["reachable"], "the control plane is back")
-    node.serve("3.0.0")
 
 
 def test_a_second_agent_on_the_same_store_is_refused(node: Node) -> None:
@@ -268,105 +197,3 @@ def test_a_second_agent_on_the_same_store_is_refused(node: Node) -> None:
     assert status != 0
     assert "in use" in said
     assert node.agent.get("/livez").status_code == 200
-
-
-def test_nothing_outlives_a_killed_supervisor_and_a_stopped_one_answers_what_it_took(node: Node) -> None:
-    children = node.agent.children()
-    assert sorted(children.values()) == ["control", "front", "prober", "worker", "worker"]
-    node.agent.close()  # SIGKILL
-    until(lambda: _all_ended(children))
-    node.agent.start()
-    node.agent.until_settled("1.0.0")
-    children = node.agent.children()
-
-    async def ask_and_stop() -> None:
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
-            asking = [asyncio.create_task(http.post(node.agent.url + "/v2/models/search/infer", json=BODY)) for _ in range(5)]
-            await asyncio.sleep(0.1)
-            os.kill(node.agent.pid, signal.SIGTERM)
-            assert [reply.status_code for reply in await asyncio.gather(*asking)] == [200] * 5
-
-    asyncio.run(ask_and_stop())
-    assert node.agent.wait() == 0
-    assert _all_ended(children)
-    assert "process_killed" not in node.agent.log
-
-
-def test_after_all_were_killed_the_next_start_serves_from_the_memory_without_a_weight_file_or_a_control_plane(node: Node) -> None:
-    blobs, elsewhere = node.agent.store / "blobs", node.agent.store / "elsewhere"
-    node.agent.close()  # SIGKILL, and the kernel takes the children along
-    node.plane.stop()
-    blobs.rename(elsewhere)
-    node.artifacts.rename(node.artifacts.with_name("away"))
-    try:
-        node.agent.start()
-        node.agent.until_ready()
-        reply = httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S)
-        assert is_answer_of(reply.json(), node.expected["1.0.0"])
-        assert node.agent.get("/raftmeta/v1/vector/search").json()["vector_root"]
-    finally:
-        node.artifacts.with_name("away").rename(node.artifacts)
-        for path in blobs.rglob("*"):
-            assert path.is_dir(), "nothing was fetched"
-        shutil.rmtree(blobs, ignore_errors=True)
-        elsewhere.rename(blobs)
-        node.plane.start()
-    node.agent.until(lambda: node.agent.status()["control_plane"]["reachable"], "the control plane is back")
-
-
-def test_memory_that_rotted_while_nothing_ran_never_serves_and_is_staged_again(node: Node) -> None:
-    node.agent.close()
-    (arena,) = node.arena_dir.glob("*.arena")
-    until(lambda: state_of(arena) is inventory.ArenaState.KEPT)
-    found = inventory.look(arena)
-    assert found is not None
-    slot = next(number for number, record in enumerate(found.slots) if record.version == "1.0.0")
-    with arena.open("r+b") as file:
-        place = (1 << 16) + slot * ((found.size_bytes - (1 << 16)) // 2)
-        file.seek(place)
-        byte = file.read(1)[0]
-        file.seek(place)
-        file.write(bytes([byte ^ 1]))
-    tally = Tally()
-    node.agent.start()
-    while not (reply := httpx.post(node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S)).is_success:
-        assert reply.status_code == 503, reply.text
-        tally.lost.append(reply.text)
-        time.sleep(0.05)
-    assert is_answer_of(reply.json(), node.expected["1.0.0"])
-    assert "vector_mismatch" in node.agent.log
-
-
-def test_memory_is_kept_at_a_clean_end_and_given_back_when_told(node: Node) -> None:
-    assert node.agent.stop() == 0
-    assert [item.state for item in inventory.find(node.arena_dir)] == [inventory.ArenaState.KEPT]
-    node.agent.start("--purge-arena")
-    node.agent.until_settled("1.0.0")
-    assert [item.state for item in inventory.find(node.arena_dir)] == [inventory.ArenaState.IN_USE]
-    assert node.agent.stop() == 0
-    assert list(node.arena_dir.iterdir()) == []
-    node.agent.start()
-    node.agent.until_settled("1.0.0")
-
-
-def state_of(arena: Path) -> inventory.ArenaState | None:
-    found = inventory.look(arena)
-    return None if found is None else found.state
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def _all_ended(children: dict[int, str]) -> bool:
-    return all(_has_ended(pid) for pid in children)
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return True

@@ -15,8 +15,9 @@ pytest.importorskip("transformers")
 
 from node_agent import journal
 from node_agent.device.control_block import ControlBlock
+from tests.support.agent_kinds import ENCODER
 from tests.support.agent_node import Node
-from tests.support.agent_process import BODY, PATIENCE_S
+from tests.support.agent_process import PATIENCE_S
 from tests.support.shm import shm_directory
 
 pytestmark = pytest.mark.cluster
@@ -27,10 +28,9 @@ def stand_still(node: Node, block: ControlBlock, pinned: str, slot: int) -> int:
     done = threading.Event()
 
     def ask() -> None:
-        url = f"{node.agent.url}/v2/models/search/versions/{pinned}/infer"
         while not done.is_set():
             try:
-                httpx.post(url, json=BODY, timeout=PATIENCE_S)
+                node.ask(f"/versions/{pinned}")
             except httpx.HTTPError:
                 return
 
@@ -54,7 +54,7 @@ def stand_still(node: Node, block: ControlBlock, pinned: str, slot: int) -> int:
 
 def test_a_worker_that_stands_still_in_a_slot_is_ended_and_the_next_version_serves(tmp_path: Path) -> None:
     with shm_directory() as arena_dir:
-        node = Node(tmp_path, arena_dir, quiet_requests_per_s=1000, log_level="info")
+        node = Node(tmp_path, arena_dir, ENCODER, quiet_requests_per_s=1000, log_level="info")
         try:
             node.agent.start()
             sides = {"model": "tiny", "primary": {"zone": "a", "nodes": ["n1"]}, "standby": None}
@@ -71,7 +71,7 @@ def test_a_worker_that_stands_still_in_a_slot_is_ended_and_the_next_version_serv
             assert stopped not in node.agent.children() and "worker_killed" in node.agent.log
             node.agent.until_settled("3.0.0")
             assert node.agent.status()["deployments"]["search"]["holders"] == []
-            reply = httpx.post(f"{node.agent.url}/v2/models/search/infer", json=BODY, timeout=PATIENCE_S)
+            reply = node.ask()
             assert reply.status_code == 200 and reply.json()["model_version"] == "3.0.0"
             block.close()
             waited = [line for line in node.agent.log.splitlines() if '"event": "quiet"' in line]

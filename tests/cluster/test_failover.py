@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("transformers")
+pytest.importorskip("torch")
 
 from raftmeta.core.state import SUPPORTED_FEATURE_LEVEL
+from tests.support.agent_kinds import CHAIN
 from tests.support.agent_node import Node
-from tests.support.agent_process import BODY, PATIENCE_S
 from tests.support.real_cluster import RealCluster
 from tests.support.shm import shm_directory
 
@@ -61,12 +61,12 @@ class Pair:
         return int(self.call(lambda client: client.fail_over("search", body))["order_revision"])
 
     def infer(self) -> httpx.Response:
-        return httpx.post(self.node.agent.url + "/v2/models/search/infer", json=BODY, timeout=PATIENCE_S)
+        return self.node.ask()
 
 
 def test_a_node_says_what_it_serves_and_refuses_requests_once_the_other_side_serves(tmp_path: Path) -> None:
     with shm_directory() as arena_dir:
-        node = Node(tmp_path, arena_dir)
+        node = Node(tmp_path, arena_dir, CHAIN)
         try:
             began = time.monotonic()
             node.agent.start()
@@ -81,7 +81,7 @@ def _play(node: Node, pair: Pair, began: float) -> None:
     agent = node.agent
     agent.until(lambda: pair.proof("n1")["serves_decided"], "evidence of 1.0.0")
     said = pair.proof("n1")["evidence"]
-    assert said["derived_digest"] and said["config_digest"] and said["tokenizer_digest"] and said["vector_from"] == "memory"
+    assert said["vector_from"] == "memory"
     assert said["verified_age_ms"] < (time.monotonic() - began) * 1000, "a busy machine may take minutes from staging to the switch"
 
     pair.declare()

@@ -35,7 +35,8 @@ class TableNode:
         self.arena_dir = arena_dir
         self.plane = FakeControlPlane()
         self.plane.start()
-        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, **({"workers": 2, "scrub_interval_s": INTERVAL_S} | settings))
+        given = {"workers": 2, "engines": ["torch_module"], "scrub_interval_s": INTERVAL_S} | settings
+        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, **given)
         self.driver = Driver(self.plane)
         self.driver.publish("1.0.0", manifest_of(write_table(root / "artifacts" / "v1")))
         self.driver.declare("n1")

@@ -9,37 +9,42 @@ from typing import Any
 
 import httpx
 
-from tests.support.agent_process import BODY, PATIENCE_S, AgentProcess, Driver, OpenLoop, Tally, embedding, manifest_of
+from tests.support.agent_kinds import Kind
+from tests.support.agent_process import PATIENCE_S, AgentProcess, Driver, OpenLoop, Tally, embedding
 from tests.support.fake_control_plane import FakeControlPlane
-from tests.support.tiny_encoder import write_encoder
 
 
 class Node:
     """One agent with three versions published; v2 and v3 differ from v1 in their last layer only."""
 
-    def __init__(self, root: Path, arena_dir: Path, **settings: object) -> None:
+    def __init__(self, root: Path, arena_dir: Path, kind: Kind, **settings: object) -> None:
         """`settings` are added to the agent's configuration."""
+        self.kind = kind
         self.artifacts = root / "artifacts"
         self.arena_dir = arena_dir
         self.plane = FakeControlPlane()
         self.plane.start()
-        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, **({"workers": 2} | settings))
+        self.agent = AgentProcess(root / "node", arena_dir, self.plane.url, **({"workers": 2, "engines": [kind.engine]} | settings))
         self.driver = Driver(self.plane)
         self.expected: dict[str, Any] = {}
         self.tally = Tally()
-        write_encoder(self.artifacts / "v1", 1)
-        write_encoder(self.artifacts / "v2", 2, changed_from=1)
-        write_encoder(self.artifacts / "v3", 3, changed_from=1)
+        kind.write(self.artifacts / "v1", 1)
+        kind.write(self.artifacts / "v2", 2, changed_from=1)
+        kind.write(self.artifacts / "v3", 3, changed_from=1)
         for number in (1, 2, 3):
-            self.driver.publish(f"{number}.0.0", manifest_of(self.artifacts / f"v{number}"))
+            self.driver.publish(f"{number}.0.0", kind.manifest_of(self.artifacts / f"v{number}"))
         self.driver.declare("n1")
 
     def learn(self, label: str) -> None:
         """Activate a version in a quiet moment and note what it answers."""
         assert self.driver.activate(label)["status"] == "done", self.agent.log[-3000:]
-        reply = httpx.post(self.agent.url + f"/v2/models/search/versions/{label}/infer", json=BODY, timeout=PATIENCE_S)
+        reply = self.ask(f"/versions/{label}")
         assert reply.status_code == 200, reply.text
         self.expected[label] = embedding(reply.json())
+
+    def ask(self, version: str = "") -> httpx.Response:
+        """`version`: of the path, `/versions/LABEL`."""
+        return httpx.post(f"{self.agent.url}/v2/models/search{version}/infer", json=self.kind.body, timeout=PATIENCE_S)
 
     def serve(self, label: str) -> None:
         """Be at rest on this version."""
@@ -52,7 +57,7 @@ class Node:
         """Do something in a thread while a client asks all the time."""
 
         async def whole() -> Tally:
-            loop = OpenLoop(self.agent.url, self.expected, rate)
+            loop = OpenLoop(self.agent.url, self.kind.body, self.expected, rate)
             self.tally = loop.tally
             async with loop.running() as tally:
                 await asyncio.sleep(0.5)

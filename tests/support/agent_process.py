@@ -17,18 +17,11 @@ from typing import Any
 import httpx
 import numpy as np
 
-from consistency.artifact import build_manifest
 from raftmeta.client import Client
 from raftmeta.core.manifest import Manifest
 from tests.support.fake_control_plane import FakeControlPlane
 
 PATIENCE_S = 240.0  # for anything that processes do on a busy machine
-TEXTS = ["hello world", "one two three model zone switch"]
-BODY = {"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": TEXTS}]}
-
-
-def manifest_of(directory: Path) -> Manifest:
-    return build_manifest(directory, sources=[directory.as_uri() + "/"], engine="hf", unbound=[])
 
 
 class AgentProcess:
@@ -218,9 +211,10 @@ class Tally:
 class OpenLoop:
     """Asks at a fixed rate whatever comes back, and compares every answer with what its version should say."""
 
-    def __init__(self, url: str, expected: Mapping[str, Any], rate: float = 8.0) -> None:
+    def __init__(self, url: str, body: Mapping[str, Any], expected: Mapping[str, Any], rate: float = 8.0) -> None:
         self.tally = Tally()
         self._url = url
+        self._body = dict(body)
         self._expected = expected
         self._rate = rate
         self._stop = asyncio.Event()
@@ -250,7 +244,7 @@ class OpenLoop:
         tally.sent += 1
         started = time.monotonic()
         try:
-            reply = await http.post("/v2/models/search/infer", json=BODY)
+            reply = await http.post("/v2/models/search/infer", json=self._body)
         except httpx.HTTPError as cause:
             tally.lost.append(f"{type(cause).__name__}: {cause}")
             return

@@ -23,7 +23,8 @@ class TwoSides:
         self.plane = FakeControlPlane()
         self.plane.start()
         self.driver = Driver(self.plane)
-        self.primary, self.standby = (AgentProcess(root / node, arena_dir, self.plane.url, node=node, **settings) for node in ("n1", "n2"))
+        given = {"engines": ["torch_module"]} | settings
+        self.primary, self.standby = (AgentProcess(root / node, arena_dir, self.plane.url, node=node, **given) for node in ("n1", "n2"))
         for number in (1, 2, 3):
             directory = write_version(root / "artifacts" / f"v{number}", number)
             manifest = build_manifest(directory, sources=[directory.as_uri() + "/"], engine="torch_module", unbound=[])

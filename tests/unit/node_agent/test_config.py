@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from node_agent.config import AgentConfig, load
+from node_agent.engine import known
 from raftmeta.core.errors import RaftmetaError
 
 GOOD = """
@@ -135,3 +136,27 @@ def test_settings_that_contradict_each_other_are_all_told_at_once(tmp_path: Path
 def test_settings_of_the_port_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     assert "contradicts" in refusal(tmp_path, GOOD + 'listen_without_tokens = true\nprincipals_file = "p"\n')
     assert "takes a principals_file" in refusal(tmp_path, GOOD + "health_without_token = false\n")
+
+
+def test_engines_are_those_named_or_all_whose_library_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert known.chosen(config(tmp_path).engines) == ("hf", "torch_module")
+    assert known.chosen(config(tmp_path, GOOD + 'engines = ["torch_module"]\n').engines) == ("torch_module",)
+    monkeypatch.setattr(known, "find_spec", lambda name: None if name == "transformers" else name)
+    assert known.chosen(config(tmp_path).engines) == ("torch_module",)
+
+
+@pytest.mark.parametrize(
+    ("text", "missing", "expected"),
+    [
+        ('["onnx"]', (), "'onnx' is none of hf, torch_module"),
+        ('["hf", "hf"]', (), "twice"),
+        ('["torch_module", "hf"]', ("transformers",), "hf needs transformers, which is not installed: pip install 'raftmeta[agent-hf]'"),
+        ('["torch_module"]', ("torch",), "torch_module needs torch, which is not installed: pip install 'raftmeta[agent]'"),
+        ("[]", ("torch",), "no library that computes is installed"),
+    ],
+)
+def test_engines_that_a_node_cannot_have_are_refused(
+    text: str, missing: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "find_spec", lambda name: None if name in missing else name)
+    assert expected in refusal(tmp_path, GOOD + f"engines = {text}\n")

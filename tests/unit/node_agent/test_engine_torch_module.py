@@ -18,8 +18,7 @@ from consistency.artifact import build_manifest  # noqa: E402
 from node_agent.binding import BindingError, SlotViews  # noqa: E402
 from node_agent.device.arena import Arena  # noqa: E402
 from node_agent.device.port import SlotRecord  # noqa: E402
-from node_agent.engine import torch_module  # noqa: E402
-from node_agent.engine.known import ENGINES  # noqa: E402
+from node_agent.engine import known, torch_module  # noqa: E402
 from node_agent.engine.port import BadInput, EngineFault, Instance  # noqa: E402
 from node_agent.engine.torch_module import TorchModuleEngine  # noqa: E402
 from node_agent.host import Host  # noqa: E402
@@ -117,7 +116,7 @@ def test_a_published_version_is_staged_proved_loaded_and_answers_end_to_end(tmp_
     station = memory.station()
     station.make_room(manifest)
     station.stage(Staging(version.target, manifest, 0, Order(1, 1), "", 0))
-    loader = Loader(memory.store, ENGINES)
+    loader = Loader(memory.store, known.load(()))
     proved = Prober(ProbePlaces(memory.root, shm, 60.0, "here", 1), loader).prove(Prove(1, "search", 0, "1.0.0", checksum))
     assert isinstance(proved, Proved), proved
     host = Host(0, (memory.root, shm), loader)

@@ -15,11 +15,19 @@ from raftmeta.cli.main import main as cli
 from tests.support.certificates import TestAuthority
 
 
-@pytest.mark.parametrize("module", ["supervisor", "http_server", "control"])
+@pytest.mark.parametrize("module", ["supervisor", "http_server", "control", "proving"])
 def test_only_workers_load_torch(module: str) -> None:
     code = f"import sys, node_agent.{module}; print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("engines", "loaded"), [(("torch_module",), ["torch"]), ((), ["torch", "transformers"])])
+def test_a_node_loads_the_libraries_of_its_engines_and_no_other(engines: tuple[str, ...], loaded: list[str]) -> None:
+    code = f"import sys; from node_agent.engine import known; known.load({engines}); import node_agent.host, node_agent.worker"
+    show = "print(*(name for name in ('torch', 'transformers') if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", f"{code}; {show}"], capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout.split() == loaded
 
 
 def test_a_child_that_keeps_ending_is_started_ever_more_slowly_within_a_bound() -> None:

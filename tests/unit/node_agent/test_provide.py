@@ -17,6 +17,7 @@ from consistency import block_sidecar
 from node_agent.fetch import BlobsRotten, Cancelled, Fetcher, FetchFailed, Patience, SourceError
 from node_agent.prepared import Prepared
 from node_agent.provide import StoreProvider
+from node_agent.refusal import Refusal
 from node_agent.sources import opener
 from node_agent.store import Store, blobs_of, check_blob
 from raftmeta.core import block_file
@@ -44,12 +45,12 @@ class FakePlane:
 
 
 class Scene:
-    def __init__(self, tmp_path: Path, *versions: Version, quota: int = 1 << 30) -> None:
+    def __init__(self, tmp_path: Path, *versions: Version, quota: int = 1 << 30, engines: tuple[str, ...] = ("fake",)) -> None:
         self.store = Store(tmp_path / "store", quota)
         self.plane = FakePlane(*versions)
         self.kept: frozenset[str] | None = frozenset()
         fetcher = Fetcher(self.store, opener([tmp_path], httpx.Client(), no_bucket), Patience(2, lambda _: None))
-        self.provider = StoreProvider(self.store, fetcher, self.plane, lambda: self.kept)
+        self.provider = StoreProvider(self.store, fetcher, self.plane, lambda: self.kept, engines)
 
     async def fetch(self, version: Version) -> int:
         return await self.provider.fetch(version.target, frozenset(), lambda: False)
@@ -72,6 +73,18 @@ def test_a_fetched_version_is_whole_and_can_be_opened(tmp_path: Path, version: V
         assert (scene.store.version_dir(version.target.checksum) / "config.json").is_file()
         assert await scene.fetch(version) == 0
         assert scene.plane.asked == 1, "a manifest that is here is not asked for again"
+
+    run(work)
+
+
+def test_a_version_for_an_engine_that_the_node_does_not_have_is_refused_before_its_bytes_come(tmp_path: Path, version: Version) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, version, engines=("hf", "torch_module"))
+        with pytest.raises(Refusal) as refused:
+            await scene.fetch(version)
+        assert (refused.value.kind, refused.value.phase, refused.value.found) == ("not_bindable", "plan", "fake")
+        assert "an engine of hf, torch_module" in refused.value.expected
+        assert scene.store.missing(blobs_of(version.manifest))
 
     run(work)
 
