@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raftmeta.cli import output
+from raftmeta.cli import output, placement
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import MemberOptions, command
+from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.types import DrainOverdue
 
 if TYPE_CHECKING:  # httpx costs 100 ms that `--help` must not pay
@@ -72,17 +73,28 @@ def _deploy(options: DeployOptions) -> int:
     if policy:
         body["policy"] = policy
 
-    async def work() -> Reply:
+    async def work() -> tuple[Reply, list[str]]:
         async with options.connect() as client:
-            return await client.declare_deployment(options.name, body)
+            reply = await client.declare_deployment(options.name, body)
+            return reply, [] if options.json else await _notes(client, body)
 
-    reply = asyncio.run(work())
+    reply, notes = asyncio.run(work())
     if options.json:
         output.print_json(dict(reply))
     else:
         next_step = "" if reply.get("version") else f"; next: raftmeta activate {options.name} VERSION"
-        output.console().print(f"deployment {options.name} declared at revision {reply.revision}{next_step}", markup=False)
+        lines = [f"deployment {options.name} declared at revision {reply.revision}{next_step}", *(f"note: {note}" for note in notes)]
+        output.console().print("\n".join(lines), markup=False, soft_wrap=True)
     return Exit.OK
+
+
+async def _notes(client: Client, body: Mapping[str, Any]) -> list[str]:
+    """The declaration stands, whatever is found here."""
+    try:
+        items = (await client.nodes())["items"]
+    except RaftmetaError as error:
+        return [f"whether its nodes are there is not known: {error}"]
+    return placement.of_deployment(body, {item["node"]: item["zone"] for item in items})
 
 
 def _policy(options: DeployOptions) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raftmeta.cli import output
+from raftmeta.cli import output, placement
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import JsonOptions, command
 
@@ -43,9 +43,10 @@ def _init(options: InitCommandOptions) -> int:
     """
     from raftmeta.cli import init
 
+    zones = _names("--zones", options.zones)
     result = init.run(
         options.directory,
-        _names("--zones", options.zones),
+        zones,
         init.InitOptions(
             hosts=_names("--hosts", options.hosts) if options.hosts else (),
             agents=tuple(options.agent or ()),
@@ -57,12 +58,8 @@ def _init(options: InitCommandOptions) -> int:
     if options.json:
         output.print_json(_as_json(result))
     else:
-        if len(result.servers) % 2 == 0:
-            output.console().print(
-                f"note: {len(result.servers)} members bear the loss of no more than {len(result.servers) - 1} do; take an odd number",
-                markup=False,
-                soft_wrap=True,
-            )
+        for note in placement.of_members(zones):
+            output.console().print(f"note: {note}", markup=False, soft_wrap=True)
         lines = [f"cluster {result.cluster_id} in {result.directory}", ""]
         lines += [f"keep away from the machines: {result.directory / 'authority' / 'ca.key'}", ""]
         lines += ["start each on its machine, with a copy of its folder:"]

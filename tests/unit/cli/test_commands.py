@@ -63,13 +63,43 @@ def test_deploy_sends_both_sides_sorted(member: StubServer, capsys: pytest.Captu
     assert "next: raftmeta activate search" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--primary", "a:a1", "--standby", "b:b1"), []),
+        (("--primary", "a:a1,a2", "--standby", "b:b1,b2"), ["note: no member has heard of a2, b2; no version becomes ready"]),
+        (
+            ("--primary", "a:a1", "--standby", "a:b1"),
+            ["note: nodes that say they are in another zone: b1 (in b,", "note: both"],
+        ),
+    ],
+)
+def test_deploy_tells_what_stands_out_about_its_places(
+    words: tuple[str, ...], expected: list[str], member: StubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member.routes["PUT", "/v1/deployments/search"] = always(Answer(DEPLOYMENT | {"version": ""}))
+    member.routes["GET", "/v1/nodes"] = always(Answer({"items": NODES}))
+    assert run(member, "deploy", "search", "--model", "minilm", *words) == Exit.OK
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
+    assert len(told) == len(expected) and all(line.startswith(start) for line, start in zip(told, expected, strict=True)), told
+
+
+def test_deploy_is_done_also_when_nobody_may_say_whether_its_nodes_are_there(
+    member: StubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member.routes["PUT", "/v1/deployments/search"] = always(Answer(DEPLOYMENT | {"version": ""}))
+    member.routes["GET", "/v1/nodes"] = always(problem("forbidden"))
+    assert run(member, "deploy", "search", "--model", "minilm", "--primary", "a:a1") == Exit.OK
+    assert "note: whether its nodes are there is not known: forbidden" in capsys.readouterr().out
+
+
 def test_deploy_sends_what_it_was_given_of_the_policy(member: StubServer) -> None:
     member.routes["PUT", "/v1/deployments/search"] = always(Answer(DEPLOYMENT | {"version": ""}))
     words = ["deploy", "search", "--model", "minilm", "--primary", "a:a1"]
     assert run(member, *words, "--drain-s", "2.5", "--drain-overdue", "cancel") == Exit.OK
     assert run(member, *words, "--drain-overdue", "wait") == Exit.OK
     assert run(member, *words, "--drain-overdue", "kill") == Exit.USAGE
-    policies = [body["policy"] for _, _, body, _ in member.requests]
+    policies = [body["policy"] for method, _, body, _ in member.requests if method == "PUT"]
     assert policies == [{"drain_timeout_ms": 2500, "drain_overdue": "cancel"}, {"drain_overdue": "wait"}]
 
 
