@@ -24,6 +24,7 @@ from raftmeta.cli.demo.claims import Claim
 from raftmeta.cli.output import printable, styled
 
 REFRESH_S = 0.125
+GOES_ON_S = 10.0  # between two lines of a step that goes on, where nothing is drawn
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """A line when a step ends, for files and pipes."""
+    """A line when a step ends, and now and then while it goes on, for files and pipes."""
 
     def __init__(self, file: IO[str]) -> None:
         self.picture = Picture()
@@ -92,7 +93,15 @@ class PlainScreen:
     def __exit__(self, *_: object) -> None: ...
 
     async def animate(self) -> None:
-        """Nothing moves here."""
+        """For ever: a step that was running the last time too is one that somebody waits for."""
+        before: StepLine | None = None
+        while True:
+            await asyncio.sleep(GOES_ON_S)
+            running = next((line for line in self.picture.steps if line.state == "running"), None)
+            if running is not None and running is before:
+                phase = f" ({self.picture.phase})" if self.picture.phase else ""
+                self._write(f"{self._elapsed()}  {'...':<6} {running.text}{phase}")
+            before = running
 
     def ended(self, line: StepLine) -> None:
         mark = "ok" if line.state == "done" else "FAILED"
