@@ -60,6 +60,12 @@ class _Closer(NamedTuple):
     target: Target
 
 
+class Judged(NamedTuple):
+    verdicts: list[Verdict]
+    given_s: float  # when, by the clock
+    idle: tuple[str, ...]  # deployments that were not asked for by name and left out: nothing was activated yet
+
+
 def _quiet(_: str) -> None: ...
 
 
@@ -74,18 +80,19 @@ class Checker:
     question_s: float = 60.0  # the longest that a node may take for one: how long many may take follows from it
 
     async def check(self, names: Sequence[str]) -> list[Verdict]:
-        """A verdict for each deployment, in the order of the names; of all deployments when none is named."""
-        return (await self.judged(names))[0]
+        """A verdict for each deployment, in the order of the names; of all that serve something when none is named."""
+        return (await self.judged(names)).verdicts
 
-    async def judged(self, names: Sequence[str]) -> tuple[list[Verdict], float]:
-        """The same, and when they were given, by the clock. Raises NotDeclared, or RaftmetaError when members cannot be asked."""
+    async def judged(self, names: Sequence[str]) -> Judged:
+        """The same with what belongs to it. Raises NotDeclared, or RaftmetaError when members cannot be asked."""
         listed = await self._read()
         for name in names:
             if name not in listed:
                 raise NotDeclared(name)
-        chosen = list(names or sorted(listed))
+        idle = () if names else tuple(sorted(name for name in listed if not listed[name].seen.version))
+        chosen = list(names or sorted(listed.keys() - set(idle)))
         urls = await self._urls({node for name in chosen for node in listed[name].seen.nodes})
-        return await _Round(self, urls, listed, chosen).run()
+        return Judged(*await _Round(self, urls, listed, chosen).run(), idle)
 
     async def _read(self) -> dict[str, Listed]:
         found: dict[str, Listed] = {}

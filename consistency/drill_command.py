@@ -155,7 +155,7 @@ class _Preconditions:
         """Raises RaftmetaError failover_refused with all that speaks against it, or what the check found."""
         name = self.options.deployment
         checker = Checker(self.client, self.agents, Limits(), self.progress.say, question_s=self.options.node_timeout)
-        (verdict,), given_s = await checker.judged([name])
+        (verdict,), given_s, _ = await checker.judged([name])
         unrecorded = await record(self.client, [verdict], given_s)
         if verdict.verdict != CONSISTENT or unrecorded:
             found = "; ".join(unrecorded) or f"{verdict.verdict}, `raftmeta check {name}` says why"

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +52,7 @@ class _NotPrinted(Exception):
 class CheckOptions(MemberOptions):
     name: Annotated[str | None, typer.Argument(metavar="[DEPLOYMENT]", help="Only this one; all of them without it.")] = None
     deployment: Annotated[list[str] | None, typer.Option("--deployment", metavar="DEPLOYMENT", help="The same; repeat for more.")] = None
-    every: Annotated[bool, typer.Option("--all", help="All deployments; also what no name means.")] = False
+    every: Annotated[bool, typer.Option("--all", help="All deployments that serve something; also what no name means.")] = False
     node_timeout: Annotated[
         float, typer.Option("--node-timeout", metavar="SECONDS", min=0.1, max=3600, help="For each question to a node.")
     ] = 60.0
@@ -154,7 +154,7 @@ async def _round(options: CheckOptions, names: list[str], progress: output.Progr
             sys.stderr.write("".join(output.printable(line) + "\n" for line in traceback.format_exc().splitlines()))
         made = _faulty(Fault("internal", f"{type(defect).__name__}: {defect}", "please report this with the lines on standard error"))
     took_s = time.monotonic() - began
-    return Outcome(made.verdicts, made.not_recorded, took_s, time.time_ns() // 1_000_000, made.fault)
+    return replace(made, duration_s=took_s, completed_ms=time.time_ns() // 1_000_000)
 
 
 def _faulty(fault: Fault) -> Outcome:
@@ -168,12 +168,12 @@ async def _work(options: CheckOptions, names: list[str], progress: output.Progre
         members: Members = client
         try:
             checker = Checker(members, agents, options.limits, progress.say, question_s=options.node_timeout)
-            verdicts, given_s = await checker.judged(names)
+            verdicts, given_s, idle = await checker.judged(names)
         except NotDeclared:
             raise
         except RaftmetaError as error:  # of the members, whatever they call it: the command line is not at fault
             return _faulty(Fault(error.code, error.detail, hint(error)))
-        return Outcome(tuple(verdicts), await record(client, verdicts, given_s) if options.record else ())
+        return Outcome(tuple(verdicts), await record(client, verdicts, given_s) if options.record else (), idle=idle)
 
 
 def _print(options: CheckOptions, made: Outcome) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from consistency import report, textfile
 from consistency.findings import CONSISTENT, EXIT_STATUS, INCOMPLETE, Verdict, worst
 from raftmeta.cli import output
+from raftmeta.core.failover import named
 
 
 class Fault(NamedTuple):
@@ -26,6 +27,7 @@ class Outcome:
     duration_s: float = 0.0
     completed_ms: int = 0  # wall clock
     fault: Fault | None = None
+    idle: tuple[str, ...] = ()  # deployments that were left out: nothing was activated yet
 
     @property
     def verdict(self) -> str:
@@ -43,6 +45,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "exit": outcome.exit_status,
         "deployments": [report.as_json(item) for item in outcome.verdicts],
         "not_recorded": list(outcome.not_recorded),
+        "nothing_active": list(outcome.idle),
         "duration_s": round(outcome.duration_s, 3),
         "completed_ms": outcome.completed_ms,
     }
@@ -56,7 +59,9 @@ def as_text(outcome: Outcome, width: int = report.WIDTH) -> str:
     if len(parts) > 1:
         parts.append("".join(report.summary(item) + "\n" for item in outcome.verdicts))
     if not parts:
-        parts.append("no deployment is declared, so nothing was compared\n")
+        parts.append(f"no deployment {'serves anything' if outcome.idle else 'is declared'}, so nothing was compared\n")
+    if outcome.idle:
+        parts.append(f"left out, nothing was activated yet: {output.printable(named(outcome.idle))}\n")
     parts += [f"not recorded: {output.printable(why)}\n" for why in outcome.not_recorded]
     return "\n".join(parts)
 

@@ -206,9 +206,23 @@ def test_several_deployments_end_with_a_summary_and_the_worst_verdict(
     stub: StubServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet.declare("another", ("a1",), None)
-    assert run(stub, "--all") == 2
+    assert run(stub, "--deployment", "another", "--deployment", "search") == 2
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[-2:]] == [["INCOMPLETE", "another"], ["CONSISTENT", "search"]]
+
+
+def test_a_deployment_that_serves_nothing_yet_is_left_out_of_all_and_named(
+    stub: StubServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet.declare("serach", ("node-that-never-was",), None)
+    assert run(stub, "--all") == 0
+    assert capsys.readouterr().out.endswith("left out, nothing was activated yet: serach\n")
+    assert run(stub, "--all", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["nothing_active"] == ["serach"]
+    del fleet.deployments["search"]
+    assert run(stub, "--all") == 2
+    told = capsys.readouterr().out
+    assert "no deployment serves anything, so nothing was compared" in told and "left out" in told
 
 
 def test_without_any_deployment_nothing_was_proved(stub: StubServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]) -> None:

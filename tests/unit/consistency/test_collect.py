@@ -286,8 +286,9 @@ def test_a_deployment_without_nodes_is_incomplete(fleet: FakeFleet) -> None:
 
 
 def test_all_deployments_are_checked_in_order_when_none_is_named(fleet: FakeFleet) -> None:
-    fleet.declare("another", ("a1",), None)
-    assert [made.deployment for made in check(fleet)] == ["another", DEPLOYMENT]
+    fleet.declare("another", ("a1",), None, version="v1", order_revision=5, activated_revision=6)
+    fleet.declare("idle", ("a1",), None)
+    assert [made.deployment for made in check(fleet)] == ["another", DEPLOYMENT], "of what serves nothing yet there is nothing to say"
     assert [made.deployment for made in check(fleet, DEPLOYMENT, "another")] == [DEPLOYMENT, "another"]
 
 

@@ -22,7 +22,8 @@ def check(fleet: FakeFleet, limits: Limits) -> Verdict:
 
 
 def _without_times(made: Verdict) -> Verdict:
-    return msgspec.structs.replace(made, oldest_proof_ms=0, oldest_answer_ms=0)
+    nodes = tuple(msgspec.structs.replace(node, age_ms=0) for node in made.nodes)
+    return msgspec.structs.replace(made, nodes=nodes, oldest_proof_ms=0, oldest_answer_ms=0)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_a_check_that_stood_still_after_the_nodes_had_answered_makes_its_verdict
 
     fleet.list_deployments = stopped  # type: ignore[method-assign]
     checker = Checker(fleet, agents, clock=lambda: now[0])
-    verdicts, given_s = asyncio.run(checker.judged([]))
+    verdicts, given_s, _ = asyncio.run(checker.judged([]))
     assert (verdicts[0].oldest_answer_ms, verdicts[0].oldest_proof_ms, given_s) == (75_000, 75_007, 75.0)
     now[0] += 5
     asyncio.run(record(fleet, verdicts, given_s, lambda: now[0]))
@@ -86,7 +86,7 @@ def test_a_verdict_over_earlier_readings_is_as_old_as_these(age_ms: int) -> None
     fleet = FakeFleet()
     fleet.nodes_by_name["b1"].age_ms = age_ms
     checker = Checker(fleet, FakeAgents(fleet), Limits(max_age_ms=age_ms), clock=lambda: 0.0)
-    verdicts, given_s = asyncio.run(checker.judged([]))
+    verdicts, given_s, _ = asyncio.run(checker.judged([]))
     assert verdicts[0].verdict == "consistent"
     assert asyncio.run(record(fleet, verdicts, given_s, lambda: 5.0)) == () and ages(fleet) == [age_ms + 5_000]
 
