@@ -32,7 +32,7 @@ demo: $(STAMP)  ## Show one model update end to end, measured; figures go to bui
 	$(BIN)/raftmeta demo --report build/demo.json
 
 test: $(STAMP)  ## Run every test; two processors keep three workers busy, since many tests wait for processes
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 soak: $(STAMP)  ## Harm three real members for MINUTES=30 and judge what their clients saw; SEED=n repeats a schedule
 	$(BIN)/python -m tests.cluster.nemesis --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

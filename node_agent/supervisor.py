@@ -258,10 +258,14 @@ class Supervisor:
         self._end([child for child in self._children if child.role != "front"], STOP_S)
 
     def _end(self, children: list[Child], limit_s: float) -> None:
-        """SIGTERM, then SIGKILL past the limit or at a second signal to us."""
+        """SIGTERM, then SIGKILL past the limit or at a second signal to us; a prober is killed at once."""
         deadline = time.monotonic() + limit_s
         for child in children:
-            if child.process is not None:
+            if child.process is None:
+                continue
+            if child.role == "prober":  # nothing to finish, and on a busy machine deep in an import for longer than the limit
+                child.process.kill()
+            else:
                 child.process.terminate()
         while any(child.process is not None for child in children):
             left = deadline - time.monotonic()

@@ -135,6 +135,7 @@ def test_nothing_outlives_a_killed_supervisor_and_a_stopped_one_answers_what_it_
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
             asking = [asyncio.create_task(http.post(node.agent.url + "/v2/models/search/infer", json=node.kind.body)) for _ in range(5)]
             await asyncio.sleep(0.1)
+            os.kill(node.agent.child("prober"), signal.SIGSTOP)  # as one that an idle priority keeps from its turn
             os.kill(node.agent.pid, signal.SIGTERM)
             assert [reply.status_code for reply in await asyncio.gather(*asking)] == [200] * 5
 
