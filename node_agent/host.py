@@ -299,7 +299,9 @@ class Host:
     def _load_all(self) -> list[str]:
         record = journal.read(self._store_dir)
         failed: list[str] = []
-        for name in sorted(record.deployments) if record else ():
+        for name, kept in sorted(record.deployments.items()) if record else ():
+            if kept.leaving:  # nobody answers for it any more, and its memory is about to go
+                continue
             try:
                 hosted = self._open(name)
                 slots = sorted(SLOTS, key=lambda slot: slot != hosted.active)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -137,6 +138,14 @@ def test_an_engine_that_this_build_lacks_is_refused_by_name(scene: Scene) -> Non
     scene.host = Host(0, (scene.memory.root, scene.memory.arena_dir), Loader(scene.memory.store, {}))
     reply = scene.load(1, 0)
     assert code(reply) == "not_bindable" and isinstance(reply, Fault) and "fake" in reply.detail
+
+
+def test_a_restarted_worker_opens_nothing_that_is_leaving_the_node(scene: Scene) -> None:
+    scene.stage(1, 0)
+    scene.switch(1, 0)
+    scene.memory.journal.keep("search", lambda record: msgspec.structs.replace(record, leaving=True))
+    again = scene.fresh_host(worker=1)
+    assert (again.load_all(), again.served()) == ([], ())
 
 
 def test_a_restarted_worker_loads_what_the_record_and_the_slots_say_by_itself(scene: Scene) -> None:
