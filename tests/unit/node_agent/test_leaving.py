@@ -16,8 +16,10 @@ from node_agent.crew import WorkersLag
 from node_agent.desired import Event
 from node_agent.in_process import InProcess
 from node_agent.journal import Journal
+from node_agent.leaving import Leaving
 from node_agent.remembered import Remembered
 from node_agent.taking import Serving
+from node_agent.troubles import Troubles
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.durable import DiskFull
 from tests.support.front_scene import RECORD, Scene
@@ -154,6 +156,68 @@ def test_a_control_that_ends_in_between_leaves_it_to_the_next_one_which_serves_n
 
         await scene.until(done)
         assert (seen, list(shm.iterdir()), scene.crew.released) == ([], [], [-1])
+
+    run(work)
+
+
+class Memory:
+    """Of a deployment that leaves: what is done with it, in order. `fail` is what its first end meets."""
+
+    def __init__(self, fail: Exception | None = None) -> None:
+        self.steps: list[str] = []
+        self._fail = fail
+
+    async def release(self, slot: int | None) -> None:
+        self.steps.append("release")
+        fail, self._fail = self._fail, None
+        if fail is not None:
+            raise fail
+
+    def destroy(self) -> None:
+        self.steps.append("destroy")
+
+
+def test_what_still_works_on_it_is_over_before_its_memory_goes_and_a_defect_ends_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, "n1")
+        journal.put(RECORD)
+        memory = Memory(ZeroDivisionError("a defect"))
+
+        async def tend() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                memory.steps.append("tended")
+
+        tending = asyncio.create_task(tend())
+        await asyncio.sleep(0)
+        leaving = Leaving(journal, Troubles())
+        leaving.begin("search", memory, [tending])
+        while "search" in leaving:
+            await asyncio.sleep(0.005)
+        assert memory.steps == ["tended", "release", "release", "destroy"] and not journal.record.deployments
+
+    run(work)
+
+
+def test_a_control_that_stops_leaves_nothing_going_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        journal = Journal(tmp_path, "n1")
+        journal.put(RECORD)
+        leaving, memory = Leaving(journal, Troubles()), Memory()
+
+        async def held(slot: int | None) -> None:
+            await asyncio.Event().wait()
+
+        memory.release = held  # type: ignore[method-assign]
+        before = asyncio.all_tasks()
+        leaving.begin("search", memory, ())
+        assert len(asyncio.all_tasks()) == len(before) + 1
+        await asyncio.sleep(0)
+        await leaving.stop()
+        assert asyncio.all_tasks() == before
+        assert journal.record.deployments["search"].leaving and memory.steps == []
 
     run(work)
 
