@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
 
-from consistency import block_sidecar, vector
+from consistency import block_sidecar, described, vector
 from consistency.artifact_files import BLOCK_CHECKS, Listing, Skipped, list_files, refuse, shown
 from consistency.artifact_reader import Progress, Reader
-from raftmeta import strict_json
 from raftmeta.core import module_description
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import FORMAT, FileEntry, Manifest, TensorEntry, faults
@@ -119,13 +118,8 @@ def _check_description(root: Path, tensors: dict[str, TensorEntry], unbound: Seq
     """A node would refuse the version; this tells it while there is somebody who can mend it."""
     if unbound:
         refuse(module_description.FILE, f"asks for every tensor, and {unbound[0]!r} is declared unbound")
-    with (root / module_description.FILE).open("rb") as file:
-        data = file.read(module_description.MAX_BYTES + 1)
-    try:
-        described = module_description.read(strict_json.loads(data, module_description.MAX_BYTES, module_description.MAX_DEPTH))
-    except RaftmetaError as cause:
-        raise RaftmetaError("bad_manifest", cause.detail) from cause
-    fault = module_description.tensor_fault(described.tensors, {name: (item.dtype, tuple(item.shape)) for name, item in tensors.items()})
+    wanted = described.read(root).tensors
+    fault = module_description.tensor_fault(wanted, {name: (item.dtype, tuple(item.shape)) for name, item in tensors.items()})
     if fault:
         refuse(module_description.FILE, f"does not fit the tensors beside it: {fault}")
 

@@ -40,7 +40,12 @@ def of_probes(probes: Sequence[Probe]) -> list[Question]:
 
 def of_lines(text: str) -> list[Question]:
     """Raises RaftmetaError bad_field with the number of the line."""
-    found: list[Question] = []
+    return [question for _, question in numbered(text)]
+
+
+def numbered(text: str) -> list[tuple[int, Question]]:
+    """The same with the number of each one's line."""
+    found: list[tuple[int, Question]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -48,7 +53,7 @@ def of_lines(text: str) -> list[Question]:
             raise RaftmetaError(
                 "bad_field", f"line {number}: more than {MAX_LINES} questions, or one longer than {MAX_LINE_BYTES} characters"
             )
-        found.append(_of_line(line, number))
+        found.append((number, _of_line(line, number)))
     if not found:
         raise RaftmetaError("bad_field", "no line holds a question")
     return found

@@ -28,12 +28,12 @@ from consistency.artifact import FindUnbound, Hooks, listed, read_artifact
 from consistency.artifact_files import Skipped
 from consistency.artifact_reader import Progress
 from consistency.block_placing import Placed
+from consistency.described import engine_of
 from raftmeta import strict_json
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, Unusable, UsageFault
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.client import STALE, Reply
-from raftmeta.core import module_description
 from raftmeta.core import probes as core_probes
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.manifest import LABEL, NAME, Manifest, source_fault
@@ -185,11 +185,6 @@ def _check_directory(directory: Path, engine: str) -> None:
             raise
         example = "raftmeta publish ./minilm --model minilm --label 1.0.0"
         raise Unusable(error, f"name the directory that `save_pretrained` wrote, for example: {example}") from error
-
-
-def engine_of(directory: Path) -> str:
-    """The engine that a directory is made for, by the file that it cannot do without."""
-    return "torch_module" if (directory / module_description.FILE).is_file() else "hf"
 
 
 def _finder(engine: str, say: Callable[[str], None]) -> FindUnbound | None:

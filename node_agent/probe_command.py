@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -16,50 +17,63 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from consistency import described
 from consistency.artifact_files import list_files
+from consistency.described import engine_of
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import JsonOptions, command
-from raftmeta.core import module_description, probes
+from raftmeta.core import probes
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.probes import Probe, ProbeTensor
 
 if TYPE_CHECKING:
     from node_agent.binding import SlotViews
     from node_agent.engine.port import Instance
+    from node_agent.probe_inputs import Asked
 
-TEXTS = (
-    "The committee approved the credit line on Tuesday.",
-    "Ein kurzer Satz in einer anderen Sprache.",
-    "42",
-    "A longer passage tells whether padding, positions and attention masks are treated the same: it goes on for some time, with commas.",
-)
+ROWS = 8  # that are drawn
+SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions(JsonOptions):
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Holds *.safetensors, config.json, the tokenizer.")]
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What will be published: *.safetensors and what belongs to them.")]
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write; without it to standard output.")] = None
     text: Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="An input; repeat. Without any, four of our own.")] = None
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the probe, for who reads of its failure.")] = "texts"
-    limit: Annotated[float, typer.Option("--limit", metavar="COSINE", min=0, max=1, help="Least cosine of every row; 0: 0.999.")] = 0.0
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", metavar="FILE", help="Requests instead, one a line, each a probe; as `raftmeta live` takes them."),
+    ] = None
+    rows: Annotated[
+        int | None, typer.Option("--rows", metavar="N", min=1, max=256, help=f"Rows drawn for a described module; {ROWS}.")
+    ] = None
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help=f"Of what is drawn; {SEED}.")] = None
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the probe, for who reads of its failure.")] = None
+    limit: Annotated[
+        float | None,
+        typer.Option("--limit", metavar="N", min=0, max=1, help="Least cosine of a text, relative tolerance of numbers; 0: the default."),
+    ] = None
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, max=256, help="Computing threads; recorded.")] = 1
 
 
 def _probe(options: ProbeOptions) -> int:
-    """Run a directory of weights and write its answers down as probes, which nodes have to match before they serve the version."""
+    """Run a directory of weights and write its answers down as probes, which nodes have to match before they serve the version.
+
+    A Hugging Face encoder is asked texts, a module that its version describes numbers, and either what a file holds: one JSON object a
+    line, {"inputs": [...]} as the inference protocol has it, with "name", "measure" (close, cosine, logits) and "limit" if they are wanted.
+    """
     if not options.directory.is_dir():
         raise UsageFault(f"{options.directory} is no directory", "name the directory that will be published")
-    if (options.directory / module_description.FILE).is_file():
-        raise UsageFault(f"{options.directory} describes a module that takes no text", "publish it without probes, or with your own")
+    asked = _asked(options)
     if options.out is not None:
         _check_out(options.out)
     list_files(options.directory)
-    made = answers(options.directory, tuple(options.text or TEXTS), options)
-    faults = list(probes.faults([made]))
+    made = answers(options.directory, asked, options.threads)
+    faults = list(probes.faults(made))
     if faults:
-        raise UsageFault(f"these probes cannot be published: {faults[0]}", "fewer or shorter texts")
-    data = msgspec.json.format(msgspec.json.encode({"probes": [made]}), indent=2) + b"\n"
+        raise UsageFault(f"these probes cannot be published: {faults[0]}", "fewer or smaller inputs, and names without blanks")
+    data = msgspec.json.format(msgspec.json.encode({"probes": made}), indent=2) + b"\n"
     if options.out is None:
         sys.stdout.write(data.decode())
         return Exit.OK
@@ -67,16 +81,45 @@ def _probe(options: ProbeOptions) -> int:
         options.out.write_bytes(data)
     except OSError as cause:
         raise _unwritable(options.out, cause.strerror or str(cause)) from cause
-    rows, width = made.outputs[0].shape
+    rows, kernel = sum(each.rows for each in asked), made[0].kernel
     if options.json:
-        output.print_json({"file": str(options.out), "texts": rows, "width": width, "kernel": made.kernel, "threads": made.threads})
+        output.print_json({"file": str(options.out), "probes": len(made), "rows": rows, "kernel": kernel, "threads": options.threads})
         return Exit.OK
+    count = f"{len(made)} probe{'s' if len(made) > 1 else ''} with {rows} row{'s' if rows > 1 else ''}"
+    threads = f"{options.threads} thread{'s' if options.threads > 1 else ''}"
     output.console().print(
-        f"{rows} texts, embeddings of {width}, {made.kernel}, {made.threads} threads: {output.size(len(data))} in {options.out}\n"
+        f"{count}, {kernel}, {threads}: {output.size(len(data))} in {options.out}\n"
         f"next         raftmeta publish {options.directory} --probes {options.out} …",
         markup=False,
     )
     return Exit.OK
+
+
+def _asked(options: ProbeOptions) -> list[Asked]:
+    """Raises UsageFault for options that do not belong together, and RaftmetaError for a file that is none, before anything heavy."""
+    engine = engine_of(options.directory)
+    kind = "--inputs" if options.inputs is not None else "a described module" if engine == "torch_module" else "texts"
+    given = {
+        "--text": options.text, "--rows": options.rows, "--seed": options.seed, "--name": options.name, "--limit": options.limit,
+    }  # fmt: skip
+    taken = {
+        "--inputs": (), "a described module": ("--rows", "--seed", "--name", "--limit"), "texts": ("--text", "--name", "--limit"),
+    }[kind]  # fmt: skip
+    for option, value in given.items():
+        if value is not None and option not in taken:
+            raise UsageFault(f"{option} does not belong to {kind}", f"with {kind}: {', '.join(taken) or 'all of it stands in the file'}")
+    from node_agent import probe_inputs
+
+    limit = options.limit or 0.0
+    if options.inputs is not None:
+        try:
+            return probe_inputs.of_lines(options.inputs.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as cause:
+            raise UsageFault(f"--inputs {options.inputs} cannot be read: {cause}", "a file with a JSON object on each line") from cause
+    if engine == "torch_module":
+        rows, seed = options.rows or ROWS, SEED if options.seed is None else options.seed
+        return [probe_inputs.drawn(described.read(options.directory), rows, seed, options.name or "drawn", limit)]
+    return [probe_inputs.of_texts(options.text or probe_inputs.TEXTS, options.name or "texts", limit)]
 
 
 def _check_out(path: Path) -> None:
@@ -93,39 +136,36 @@ def _unwritable(path: Path, why: str) -> UsageFault:
     return UsageFault(f"--out {path} cannot be written: {why}", "name a file in a directory that is there, for example: --out probes.json")
 
 
-def answers(directory: Path, texts: tuple[str, ...], options: ProbeOptions) -> Probe:
-    """Raises RaftmetaError bad_manifest when the directory holds nothing that the engine can run."""
+def answers(directory: Path, asked: Sequence[Asked], threads: int = 1) -> list[Probe]:
+    """Raises RaftmetaError bad_manifest when the directory holds nothing that an engine can run, bad_field for what it does not take."""
     import torch
 
     from node_agent.engine.port import BadInput, EngineFault
-    from node_agent.messages import Tensor
     from node_agent.proving import kernel
     from node_agent.refusal import Refusal
 
-    torch.set_num_threads(options.threads)
-    asked = Tensor("text", "BYTES", (len(texts),), texts)
+    torch.set_num_threads(threads)
+    made: list[Probe] = []
     try:
-        (found,) = _load(directory).infer([asked], ["embedding"])
-    except (Refusal, EngineFault, BadInput) as cause:
+        instance = _load(directory)
+        for each in asked:
+            found = instance.infer(each.inputs, each.outputs)
+            inputs = tuple(ProbeTensor(item.name, item.datatype, item.shape, item.data) for item in each.inputs)
+            outputs = tuple(ProbeTensor(item.name, item.datatype, item.shape, item.data) for item in found)
+            made.append(Probe(each.name, each.measure, inputs, outputs, each.limit, each.padding, kernel(), threads))
+    except BadInput as cause:
+        raise RaftmetaError("bad_field", f"probe {asked[len(made)].name!r} cannot be asked: {cause}") from cause
+    except (Refusal, EngineFault) as cause:
         raise RaftmetaError("bad_manifest", f"{directory} cannot be run: {cause}") from cause
-    assert isinstance(found.data, bytes)
-    return Probe(
-        name=options.name,
-        measure="cosine",
-        inputs=(ProbeTensor("text", "BYTES", (len(texts),), texts),),
-        outputs=(ProbeTensor(found.name, found.datatype, found.shape, found.data),),
-        limit=options.limit,
-        padding="longest",
-        kernel=kernel(),
-        threads=options.threads,
-    )
+    return made
 
 
 def _load(directory: Path) -> Instance:
-    from node_agent.engine.hf import HfEngine
+    from node_agent.engine import known
 
-    views = _views(directory)
-    return HfEngine().load(directory, views, sorted(views))  # which tensors stay unbound is for `publish` to say
+    engine, views = engine_of(directory), _views(directory)
+    unbound = sorted(views) if engine == "hf" else ()  # which tensors stay unbound is for `publish` to say
+    return known.load([engine])[engine]().load(directory, views, unbound)
 
 
 def _views(directory: Path) -> SlotViews:

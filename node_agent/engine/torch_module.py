@@ -20,10 +20,10 @@ import torch
 from torch import Tensor as TorchTensor
 from torch import nn
 
+from consistency import described
 from node_agent.binding import TORCH_DTYPES, BindingError, BoundModule, SlotViews, bind
 from node_agent.engine.port import BadInput, EngineFault, Instance
 from node_agent.messages import DerivedDamage, Tensor, TensorSpec
-from raftmeta import strict_json
 from raftmeta.core import module_description as descriptions
 from raftmeta.core.errors import RaftmetaError
 from raftmeta.core.module_description import Layer, ModuleDescription
@@ -54,11 +54,8 @@ class TorchModuleEngine:
 
 def read(directory: Path) -> ModuleDescription:
     """Raises EngineFault not_bindable for a file that is missing, too large, or describes nothing that can be built."""
-    path = directory / descriptions.FILE
     try:
-        with path.open("rb") as file:
-            data = file.read(descriptions.MAX_BYTES + 1)
-        return descriptions.read(strict_json.loads(data, descriptions.MAX_BYTES, descriptions.MAX_DEPTH))
+        return described.read(directory)
     except OSError as cause:
         raise EngineFault("not_bindable", f"{descriptions.FILE}: {cause.strerror}") from cause
     except RaftmetaError as cause:

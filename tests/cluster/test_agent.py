@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from node_agent.probe_command import TEXTS, ProbeOptions, answers
+from node_agent.probe_command import answers
+from node_agent.probe_inputs import TEXTS, of_texts
 from tests.support.agent_kinds import ENCODER
 from tests.support.agent_node import Node
 from tests.support.shm import shm_directory
@@ -169,8 +170,8 @@ def test_a_file_that_changed_after_publishing_fails_the_rollout_and_leaves_what_
 def test_a_version_that_answers_other_than_its_publisher_said_never_reaches_a_worker(node: Node) -> None:
     directory = node.kind.write(node.artifacts / "probed", 7)
     manifest = node.kind.manifest_of(directory)
-    right = answers(directory, TEXTS, ProbeOptions(directory=directory))
-    other = answers(node.artifacts / "v1", TEXTS, ProbeOptions(directory=directory))
+    asked = [of_texts(TEXTS, "texts", 0.0)]
+    (right,), (other,) = answers(directory, asked), answers(node.artifacts / "v1", asked)
     node.driver.publish("7.0.0", msgspec.structs.replace(manifest, probes=(right,)))
     node.driver.publish("7.0.1", msgspec.structs.replace(manifest, probes=(msgspec.structs.replace(other, name="of-another"),)))
 

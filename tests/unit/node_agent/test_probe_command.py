@@ -5,17 +5,19 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
 
 from node_agent import probe
 from node_agent.messages import Tensor
-from node_agent.probe_command import TEXTS, ProbeOptions, answers
+from node_agent.probe_command import answers
+from node_agent.probe_inputs import TEXTS, of_texts
 from raftmeta.cli.main import main
 from raftmeta.core import probes
 from raftmeta.core.probes import Probe
-from tests.support.described_module import write_version
+from tests.support.described_module import chain, write_version
 from tests.support.tiny_encoder import write_encoder
 
 
@@ -25,7 +27,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(directory: Path, *texts: str) -> Probe:
-    return answers(directory, texts or TEXTS, ProbeOptions(directory=directory))
+    (found,) = answers(directory, [of_texts(texts or TEXTS, "texts", 0.0)])
+    return found
 
 
 def test_what_a_directory_answers_is_sound_recorded_and_the_same_again(directory: Path) -> None:
@@ -51,7 +54,8 @@ def test_the_file_is_what_publish_reads(directory: Path, tmp_path: Path, capsys:
     assert main(["probe", str(directory), "--text", "one", "--text", "two three"]) == 0
     assert capsys.readouterr().out == out.read_text()
     assert main(["probe", str(directory), "--out", str(out), "--json", "--text", "one", "--text", "two three"]) == 0
-    assert json.loads(capsys.readouterr().out)["texts"] == 2
+    told = json.loads(capsys.readouterr().out)
+    assert (told["probes"], told["rows"], told["threads"]) == (1, 2, 1)
     (found,) = msgspec.convert(json.loads(out.read_text())["probes"], tuple[Probe, ...])
     assert found.inputs[0].data == ("one", "two three")
 
@@ -86,7 +90,89 @@ def test_a_directory_without_weights_is_said_before_anything_heavy_is_imported(
     assert "holds no *.safetensors" in capsys.readouterr().err
 
 
-def test_a_directory_that_describes_its_module_is_told_that_it_takes_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = write_version(tmp_path / "v1")
-    assert main(["probe", str(directory)]) == 3
-    assert "describes a module that takes no text" in capsys.readouterr().err
+def written(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Probe, ...]:
+    assert main(["probe", *words]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=dict[str, tuple[Probe, ...]])["probes"]
+    assert list(probes.faults(found)) == []
+    return found
+
+
+def holds(probe_made: Probe, directory: Path, capsys: pytest.CaptureFixture[str], *words: str) -> bool:
+    """Whether the answers of a directory, asked the same, are near enough to a probe."""
+    (other,) = written(capsys, str(directory), *words)
+    answered = [Tensor(item.name, item.datatype, item.shape, item.data) for item in other.outputs]
+    return all(found.holds for found in probe.measure(probe_made, answered, ("F32",)))
+
+
+def test_a_described_module_is_asked_numbers_that_follow_a_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = write_version(tmp_path / "v1", 1), write_version(tmp_path / "v2", 2)
+    (made,) = written(capsys, str(first))
+    assert (made.name, made.measure, made.inputs[0].shape, made.outputs[0].shape) == ("drawn", "close", (8, 4), (8, 3))
+    assert made.kernel.startswith("torch ") and made.threads == 1
+    assert holds(made, first, capsys) and not holds(made, second, capsys)
+    (other,) = written(capsys, str(first), "--seed", "2", "--rows", "3", "--name", "more", "--limit", "0.5")
+    assert (other.name, other.inputs[0].shape, other.limit) == ("more", (3, 4), 0.5)
+    assert other.inputs[0].data[:16] != made.inputs[0].data[:16]
+
+
+def test_ids_that_are_drawn_are_those_of_the_embedding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = [{"name": "e", "type": "Embedding", "num_embeddings": 5, "embedding_dim": 3}, {"name": "f", "type": "Flatten"}]
+    description = chain(input={"name": "ids", "datatype": "INT64", "row": [2]}, layers=layers)
+    (made,) = written(capsys, str(write_version(tmp_path / "v1", 1, description)), "--rows", "100")
+    assert isinstance(made.inputs[0].data, bytes)
+    assert set(np.frombuffer(made.inputs[0].data, "<i8").tolist()) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("kind", ["described", "encoder"])
+def test_each_line_of_a_file_is_a_probe_whatever_the_directory_holds(
+    kind: str, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if kind == "described":
+        where, given = write_version(tmp_path / "v1"), {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    else:
+        where, given = directory, {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hello world"]}
+    lines = [{"inputs": [given]}, {"name": "near", "inputs": [given], "measure": "cosine", "limit": 0.9}]
+    file = tmp_path / "lines.jsonl"
+    file.write_text("\n\n".join(map(json.dumps, lines)))
+    first, second = written(capsys, str(where), "--inputs", str(file))
+    assert (first.name, first.measure, first.limit) == ("line-1", "close", 0.0)
+    assert (second.name, second.measure, second.limit) == ("near", "cosine", 0.9)
+    assert first.inputs == second.inputs and first.outputs == second.outputs != ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("{", "line 1"),
+        ('{"inputs": [{"name": "x", "shape": [2, 4], "datatype": "FP32", "data": [1]}]}', "line 1"),
+        ('{"inputs": [{"name": "z", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}', "'line-1' cannot be asked"),
+        ("\n".join(['{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'] * 17), "up to 16 probes"),
+        ("", "no line holds a question"),
+        ('{"name": "two words", "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}', ""),
+    ],
+)
+def test_lines_that_cannot_be_asked_are_named_and_nothing_is_written(
+    lines: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "lines.jsonl", tmp_path / "probes.json"
+    file.write_text(lines)
+    status = main(["probe", str(write_version(tmp_path / "v1")), "--inputs", str(file), "--out", str(out)])
+    told = capsys.readouterr().err
+    assert (status != 0) == bool(said) != out.exists() and said in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--text", "a"), ("--inputs", "none.jsonl"), ("--inputs", ".", "--seed", "1"), ("--inputs", ".", "--limit", "0"), ("--rows", "0")],
+)
+def test_options_that_a_described_module_does_not_take_are_refused(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", str(write_version(tmp_path / "v1")), *words]) == 3
+    assert words[-2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--rows", "--seed"])
+def test_nothing_is_drawn_for_an_encoder(directory: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", str(directory), option, "1"]) == 3
+    assert f"{option} does not belong to texts" in capsys.readouterr().err
