@@ -45,9 +45,9 @@ class ProbeOptions(JsonOptions):
         Path | None,
         typer.Option("--inputs", metavar="FILE", help="Requests instead, one a line, each a probe; as `raftmeta live` takes them."),
     ] = None
-    rows: Annotated[
-        int | None, typer.Option("--rows", metavar="N", min=1, max=256, help=f"Rows drawn for a described module; {ROWS}.")
-    ] = None
+    rows: Annotated[int | None, typer.Option("--rows", metavar="N", min=1, max=256, help=f"Rows drawn for a described module; {ROWS}.")] = (
+        None
+    )
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help=f"Of what is drawn; {SEED}.")] = None
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the probe, for who reads of its failure.")] = None
     limit: Annotated[
