@@ -37,6 +37,7 @@ class Comparison:
         self._id, self._one_at_a_time = member_id, one_at_a_time
         self._reports: dict[str, dict[int, bytes]] = {}  # by revision, in the order in which they came
         self._unsound: set[str] = set()  # members that are set aside, have not caught up since, or have not said that they have
+        self._sound: set[str] = set()  # members that said so since their link came up
         self._undecided: set[int] = set()
 
     @property
@@ -52,10 +53,15 @@ class Comparison:
         return {member for member, reports in self._reports.items() if revision in reports}
 
     def note(self, member: str, revision: int, state_hash: bytes, sound: bool = True) -> None:
-        """A member's state at a revision. Of one that is not sound nothing is compared, now or before."""
+        """A member's state at a revision. Of one that is not sound nothing is compared, now or before.
+
+        Who has caught up stays so for as long as its process lives: what it said before that may come late, and is no news.
+        """
         if not sound:
-            self.forget(member)
+            if member not in self._sound:
+                self.forget(member)
             return
+        self._sound.add(member)
         self._unsound.discard(member)
         reports = self._reports.setdefault(member, {})
         reports.pop(revision, None)
@@ -69,6 +75,7 @@ class Comparison:
     def forget(self, member: str) -> None:
         """What it said before: it may have started again since, perhaps with nothing, and is not sound until it says so."""
         self._unsound.add(member)
+        self._sound.discard(member)
         self._reports.pop(member, None)
 
     def judge(

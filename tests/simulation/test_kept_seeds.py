@@ -13,6 +13,7 @@ KEPT = {  # seed -> (stormy seconds, calm seconds, what it found)
     20261852: (16.0, 18.0, "of the simulation: the same, by a member that was paused and read its inbox late"),
     30010254: (20.5, 18.0, "of the simulation: a disk was replaced while a member that was down held the removal of another one"),
     30010299: (20.5, 18.0, "of the simulation: the same, with the removal in the log of a member that came back"),
+    39013308: (20.5, 18.0, "what a member said before it had caught up came late, and one that waited for it was not set aside for 10 s"),
     37010592: (20.5, 18.0, "of the simulation: what a member had said before it was set aside, read late by one that was paused"),
 }
 

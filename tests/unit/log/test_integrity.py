@@ -106,8 +106,20 @@ def test_a_member_that_waits_for_its_turn_is_contradicted_and_not_undecided() ->
 def test_what_a_member_said_before_it_was_set_aside_counts_no_more() -> None:
     found = compared(A, m2=A, m3=B)
     assert found.judge(1_000, THREE, 2).verdict is Verdict.PEER
+    found.forget("m3")
     found.note("m3", 2_000, B, sound=False)
     assert found.judge(1_000, THREE, 2).verdict is Verdict.EQUAL
+
+
+def test_what_a_member_said_before_it_had_caught_up_is_no_news_when_it_comes_late() -> None:
+    found = compared(A, m2=B, m3=B, m4=B)
+    found.forget("m5")  # it began again
+    found.note("m5", 1_000, B)
+    found.note("m5", 1_000, B, sound=False)
+    assert found.judge(1_000, FIVE, 3).verdict is Verdict.SELF
+    found.forget("m5")
+    found.note("m5", 1_000, B, sound=False)
+    assert found.judge(1_000, FIVE, 3).verdict is Verdict.WAITS
 
 
 def test_a_member_that_came_back_is_judged_by_what_it_says_from_then_on() -> None:
