@@ -205,6 +205,8 @@ def test_while_one_is_set_aside_no_second_one_is(rules: Rules, second: int) -> N
     trio.cut = {(leader.name, third.name)}
     third.replica._reports.connected(leader.name)
     third.replica._reports.connected(follower.name)
+    for box in (leader, follower):
+        box.replica._reports.connected(third.name)  # it began again
     trio.run(0.1)
     revision, right = leader.replica.state.revision, leader.replica.state.state_hash
     diverge(follower)
