@@ -13,6 +13,7 @@ from node_agent.plan import Attest, Target
 from node_agent.scrub import ScrubLook
 from node_agent.serving import Holder, SlotLook, VectorFrom
 from raftmeta.core.types import SideName, Stage, StageCounters
+from raftmeta.nodes import MAX_WHY
 
 MAX_DETAIL = 1000  # characters of a failure
 
@@ -129,4 +130,11 @@ def _serving(look: Look, cordoned: str) -> dict[str, Any]:
         "vector_root": "" if record is None else record.vector_root,
         "ready": look.ready and not look.damage and not cordoned,
         "lag_ms": look.lag_ms if record is not None else -1,
+        "why": _why(look, cordoned)[:MAX_WHY],
     }
+
+
+def _why(look: Look, cordoned: str) -> str:
+    """It is not ready, or does not follow what is decided; "" when it does."""
+    told = {"cordoned": cordoned, "damaged": look.damage, "pinned": look.pinned}
+    return next((f"{what}: {why}" for what, why in told.items() if why), look.trouble)

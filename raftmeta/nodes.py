@@ -18,6 +18,7 @@ from raftmeta.core.errors import RaftmetaError
 from raftmeta.log.messages import MAX_GOSSIP_BYTES
 
 TOPIC = "heartbeat"
+MAX_WHY = 256  # characters
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,127}\Z")]
 Label = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._+-]{0,127})?\Z")]  # empty: none
@@ -39,7 +40,7 @@ class SlotStatus(_Strict, frozen=True):
     state: Word  # empty | dirty | verified
 
 
-class ServingStatus(_Strict, frozen=True):
+class ServingStatus(_Strict, frozen=True, omit_defaults=True):
     """What the node serves under one deployment."""
 
     version: Label
@@ -47,6 +48,7 @@ class ServingStatus(_Strict, frozen=True):
     vector_root: Digest
     ready: bool
     lag_ms: Annotated[int, Meta(ge=-1, le=1 << 53)]  # commit seen to active, -1 before
+    why: Annotated[str, Meta(max_length=MAX_WHY)] = ""  # it is not ready or stays where it is: by an operator, damaged, a step that fails
 
 
 class NodeStatus(_Strict, frozen=True):

@@ -159,9 +159,12 @@ HEARTBEAT_BODY = {
     "url": "http://gpu-a1.example:8500",
     "slots": [{"deployment": "search", "slot": "a", "version": "1.3.2", "checksum": CHECKSUM, "state": "verified"}],
     "deployments": {
-        "search": {"version": "1.3.2", "checksum": CHECKSUM, "vector_root": VECTOR_ROOT, "ready": True, "lag_ms": 84},
+        "search": {
+            "version": "1.3.2", "checksum": CHECKSUM, "vector_root": VECTOR_ROOT, "ready": True, "lag_ms": 84,
+            "why": "pinned: until the quarter is closed",
+        },
     },
-}
+}  # fmt: skip
 EVIDENCE_BODY = {
     "deployment": "search",
     "generation": 0,

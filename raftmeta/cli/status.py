@@ -87,6 +87,8 @@ def _print_status(seen: dict[str, Any]) -> None:
             out.print("  " + failover_text(deployment), markup=False)
         _print_rollout(out, seen["rollouts"].get(name))
         out.print(output.table(("  SIDE", "ZONE", "NODE", "SERVES", "READY", "HEARD"), side_rows(deployment, nodes)))
+        for line in why_lines(deployment, nodes):
+            out.print(line, markup=False, soft_wrap=True)
         out.print()
     out.print(f"revision {seen['revision']}, generation {seen['generation']}", style="dim", markup=False)
 
@@ -125,6 +127,16 @@ def side_rows(deployment: dict[str, Any], nodes: dict[str, dict[str, Any]]) -> l
                 version, ready = f"({version})" if version else "", "?"
             rows.append(("  " + side, deployment[side]["zone"], node, version, ready, heard))
     return rows
+
+
+def why_lines(deployment: dict[str, Any], nodes: dict[str, dict[str, Any]]) -> list[str]:
+    """What nodes said last of why they are not ready, or stay where they are."""
+    found = []
+    for side in ("primary", "standby"):
+        for node in (deployment[side] or {}).get("nodes", ()):
+            why = (((nodes.get(node) or {}).get("deployments") or {}).get(deployment["name"]) or {}).get("why", "")
+            found += [output.printable(f"  {node}: {why}")] if why else []
+    return found
 
 
 def _versions(options: VersionsOptions) -> int:

@@ -32,7 +32,13 @@ DEPLOYMENT = {
 }  # fmt: skip
 NODES = [
     {"node": "a1", "zone": "a", "missing": False, "age_ms": 120, "deployments": {"search": {"version": "v1", "ready": True}}},
-    {"node": "b1", "zone": "b", "missing": True, "age_ms": 9_000, "deployments": {"search": {"version": "v1", "ready": False}}},
+    {
+        "node": "b1",
+        "zone": "b",
+        "missing": True,
+        "age_ms": 9_000,
+        "deployments": {"search": {"version": "v1", "ready": False, "why": "cordoned: \x1b disk"}},
+    },
 ]
 CLUSTER = {
     "member_id": "m1", "cluster_id": "c1", "role": "leader", "leader_id": "m1", "term": 3, "commit_index": 9, "revision": 7,
@@ -198,6 +204,7 @@ def test_status_shows_sides_nodes_and_what_is_on_its_way(member: StubServer, cap
     assert ["primary", "a", "a1", "v1", "yes", "120", "ms", "ago"] in rows
     assert ["standby", "b", "b1", "(v1)", "?", "missing"] in rows
     assert "search v1 -> v2: syncing" in out and "consistent at 1970-01-01 00:00:00Z" in out
+    assert "  b1: cordoned: \\x1b disk\n" in out and "  a1: " not in out
 
 
 def test_status_as_json_holds_the_records(member: StubServer, capsys: pytest.CaptureFixture[str]) -> None:

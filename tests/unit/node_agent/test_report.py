@@ -30,8 +30,22 @@ def test_a_heartbeat_is_what_members_take() -> None:
 def test_a_cordoned_node_is_ready_for_nothing_and_says_why() -> None:
     assert report.heartbeat(FACTS, [LOOK])["deployments"]["search"]["ready"] is True
     assert report.heartbeat(FACTS, [LOOK], "disk swap")["deployments"]["search"]["ready"] is False
+    assert said(LOOK, "disk swap") == "cordoned: disk swap"
     body = report.status(FACTS, [LOOK], {}, "disk swap")
     assert (body["cordoned"], body["deployments"]["search"]["ready"]) == ("disk swap", False)
+
+
+def said(look: Look, cordoned: str = "") -> str:
+    """What members are told of why."""
+    return msgspec.convert(report.heartbeat(FACTS, [look], cordoned), NodeStatus).deployments["search"].why
+
+
+def test_members_are_told_why_a_deployment_is_not_ready_or_stays_where_it_is() -> None:
+    assert said(LOOK) == ""
+    assert said(LOOK._replace(trouble="no route")) == "no route"
+    assert said(LOOK._replace(trouble="no route", pinned="quarter end")) == "pinned: quarter end"
+    assert said(LOOK._replace(pinned="quarter end", damage="tensor w, block 3")) == "damaged: tensor w, block 3"
+    assert said(LOOK._replace(trouble="\u00fc" * 2000)) == "\u00fc" * 256
 
 
 def test_a_status_adds_what_stands_in_the_way() -> None:
