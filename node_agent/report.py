@@ -130,11 +130,12 @@ def _serving(look: Look, cordoned: str) -> dict[str, Any]:
         "vector_root": "" if record is None else record.vector_root,
         "ready": look.ready and not look.damage and not cordoned,
         "lag_ms": look.lag_ms if record is not None else -1,
-        "why": _why(look, cordoned)[:MAX_WHY],
+        "why": _why(look, cordoned),
     }
 
 
 def _why(look: Look, cordoned: str) -> str:
-    """It is not ready, or does not follow what is decided; "" when it does."""
+    """It is not ready, or does not follow what is decided; "" when it does. Text whatever was said, and short: a heartbeat is always taken."""
     told = {"cordoned": cordoned, "damaged": look.damage, "pinned": look.pinned}
-    return next((f"{what}: {why}" for what, why in told.items() if why), look.trouble)
+    said = next((f"{what}: {why}" for what, why in told.items() if why), look.trouble)
+    return said.encode("utf-8", "replace")[:MAX_WHY].decode("utf-8", "ignore")

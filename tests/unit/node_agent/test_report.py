@@ -10,6 +10,7 @@ from node_agent.journal import ChangeRecord
 from node_agent.plan import Attest, Target
 from node_agent.report import Look, NodeFacts
 from node_agent.serving import Holder, SlotLook, VectorFrom
+from raftmeta import strict_json
 from raftmeta.core.types import SideName, Stage, StageCounters
 from raftmeta.nodes import NodeStatus
 
@@ -45,7 +46,9 @@ def test_members_are_told_why_a_deployment_is_not_ready_or_stays_where_it_is() -
     assert said(LOOK._replace(trouble="no route")) == "no route"
     assert said(LOOK._replace(trouble="no route", pinned="quarter end")) == "pinned: quarter end"
     assert said(LOOK._replace(pinned="quarter end", damage="tensor w, block 3")) == "damaged: tensor w, block 3"
-    assert said(LOOK._replace(trouble="\u00fc" * 2000)) == "\u00fc" * 256
+    assert said(LOOK._replace(trouble="\u20ac" * 2000)) == "\u20ac" * (256 // 3), "as bytes: many deployments share a heartbeat"
+    spoilt = report.heartbeat(FACTS, [LOOK._replace(trouble="file \udcff is away")])
+    assert b"file ? is away" in strict_json.dumps(spoilt), "a name that is no text keeps no heartbeat from being sent"
 
 
 def test_a_status_adds_what_stands_in_the_way() -> None:
