@@ -73,7 +73,7 @@ async def run(config: AgentConfig, listener: socket.socket) -> None:
         loop = Loop(facts, Desired(Identity(config.node, runtime.boot_id)), places, plane, bounds)
         with httpx.Client(timeout=config.fetch_timeout_s, trust_env=False) as http:
             fetcher = Fetcher(store, opener(config.artifact_roots, http, Buckets(config.s3).source), Patience(config.fetch_attempts))
-            provider = StoreProvider(store, fetcher, plane, loop.keep, tuple(known.KNOWN))
+            provider = StoreProvider(store, fetcher, plane, loop.keep, known.chosen(config.engines))
             meter = runtime.meter("control")
 
             def serve(record: DeploymentRecord) -> InProcess:

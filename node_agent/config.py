@@ -145,8 +145,6 @@ class AgentConfig(settings.Settings):
         faults = _port_faults(self)
         if engine_fault := known.fault(self.engines):
             faults.append(engine_fault)
-        if len(set(self.engines)) != len(self.engines):
-            faults.append(f"engines {', '.join(self.engines)}: one stands there twice")
         if (self.tls_cert is None) != (self.tls_key is None):
             faults.append("tls_cert and tls_key belong together")
         if bool(self.s3_access_key_id) != (self.s3_secret_file is not None):

@@ -13,6 +13,7 @@ from node_agent.binding import SlotViews
 from node_agent.device.arena import Arena
 from node_agent.device.port import SlotRecord
 from node_agent.device.snapshot import Snapshots
+from node_agent.engine import known
 from node_agent.engine.port import Engine, EngineFault, Instance
 from node_agent.failure import Failure
 from node_agent.messages import Fault, Load, Prove
@@ -54,8 +55,7 @@ class Loader:
         if snapshot is None or manifest is None:
             missing = "snapshot of the slot" if snapshot is None else "manifest in the store"
             raise Refusal("not_bindable", subject, f"a {missing}", "none", "bind")
-        if manifest.engine not in self._engines:
-            raise Refusal("not_bindable", f"version {label}", f"an engine of {', '.join(self._engines)}", manifest.engine, "bind")
+        known.require(manifest.engine, self._engines, label, "bind")
         fault = self._store.version_fault(wanted.checksum, manifest)
         if fault:
             raise Refusal("files_changed", f"files of {label}", "those of its manifest", fault, "bind")

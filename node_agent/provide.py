@@ -21,9 +21,9 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from node_agent.desired import read
+from node_agent.engine import known
 from node_agent.fetch import INTEGRITY_MISMATCH, BlobsRotten, Cancelled, Fetcher, FetchFailed
 from node_agent.plan import Target
-from node_agent.refusal import Refusal
 from node_agent.report import describe
 from node_agent.runtime import log
 from node_agent.store import BlobMismatch, Store, blobs_of, check_blob
@@ -75,9 +75,7 @@ class StoreProvider:
         try:
             async with _turn(self._fetches, target.checksum, cancelled):
                 manifest = await self._published(target)
-                if manifest.engine not in self._engines:  # before its bytes come
-                    expected = f"an engine of {', '.join(self._engines)} (`engines` in agent.toml)"
-                    raise Refusal("not_bindable", f"version {target.label}", expected, manifest.engine, "plan")
+                known.require(manifest.engine, self._engines, target.label, "plan")  # before its bytes come
                 async with self._begun(target, manifest):
                     return await self._fetch(target, manifest, elsewhere, lambda: cancelled() or stopped.is_set())
         finally:

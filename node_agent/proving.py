@@ -10,6 +10,7 @@ import asyncio
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from node_agent.config import AgentConfig
 from node_agent.engine import known
@@ -17,6 +18,9 @@ from node_agent.ipc import Server
 from node_agent.memory import private_bytes
 from node_agent.messages import Fault, Numbered, Prove, Proved, Reply
 from node_agent.runtime import Runtime, log
+
+if TYPE_CHECKING:
+    from node_agent.loading import Engines
 
 FIRST_LEFT_BYTES = 512 << 20  # that the first proof may leave behind: caches and threads of the libraries
 LEFT_BYTES = 64 << 20  # and every later one beside that
@@ -30,9 +34,9 @@ async def run(runtime: Runtime) -> None:
 
     def prove(call: Prove) -> Reply:
         nonlocal limit
-        known.load(runtime.config.engines)
+        engines = known.load(runtime.config.engines)
         first, limit = not limit, limit or private_bytes() + FIRST_LEFT_BYTES
-        reply = _prove(runtime.config, call)
+        reply = _prove(runtime.config, engines, call)
         gc.collect()  # modules are full of cycles
         left = private_bytes()
         if not isinstance(reply, Proved) or left > limit:
@@ -62,7 +66,8 @@ async def run(runtime: Runtime) -> None:
 
 def kernel() -> str:
     """What computes on this node, as probes record it."""
-    return " ".join([*(f"{library} {found}" for library in ("torch", "transformers") if (found := _version(library))), "cpu"])
+    libraries = {library: _version(library) for library in ("torch", "transformers")}
+    return "".join(f"{library} {found} " for library, found in libraries.items() if found) + "cpu"
 
 
 def _version(library: str) -> str:
@@ -72,7 +77,7 @@ def _version(library: str) -> str:
         return ""
 
 
-def _prove(config: AgentConfig, call: Prove) -> Reply:
+def _prove(config: AgentConfig, engines: Engines, call: Prove) -> Reply:
     import torch
 
     from node_agent.loading import Loader
@@ -80,6 +85,6 @@ def _prove(config: AgentConfig, call: Prove) -> Reply:
     from node_agent.store import Store
 
     torch.set_num_threads(config.threads)
-    loader = Loader(Store(config.store_dir, config.store_quota_bytes), known.load(config.engines))
+    loader = Loader(Store(config.store_dir, config.store_quota_bytes), engines)
     places = ProbePlaces(config.store_dir, config.arena_dir, config.warm_limit_s, kernel(), config.threads)
     return Prober(places, loader).prove(call)

@@ -135,7 +135,7 @@ def _serving(look: Look, cordoned: str) -> dict[str, Any]:
 
 
 def _why(look: Look, cordoned: str) -> str:
-    """It is not ready, or does not follow what is decided; "" when it does. Text whatever was said, and short: a heartbeat is always taken."""
+    """It is not ready, or does not follow what is decided; "" when it does. Short, and text: a heartbeat has to be taken."""
     told = {"cordoned": cordoned, "damaged": look.damage, "pinned": look.pinned}
     said = next((f"{what}: {why}" for what, why in told.items() if why), look.trouble)
     return said.encode("utf-8", "replace")[:MAX_WHY].decode("utf-8", "ignore")

@@ -6,9 +6,11 @@ each of its processes is smaller.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
+
+from node_agent.refusal import Refusal
 
 if TYPE_CHECKING:
     from node_agent.engine.port import Engine
@@ -48,12 +50,20 @@ def fault(names: Sequence[str]) -> str:
             return f"engines: {name[:64]!r} is none of {', '.join(KNOWN)}"
         if _missing(name):
             return f"engines: {name} needs {_missing(name)}, which is not installed: pip install 'raftmeta[{KNOWN[name].extra}]'"
+    if len(set(names)) != len(names):
+        return f"engines: one of {', '.join(names)} stands there twice"
     return "" if chosen(names) else "no library that computes is installed: pip install 'raftmeta[agent]', or 'raftmeta[agent-hf]'"
 
 
 def load(names: Sequence[str]) -> Engines:
     """Loads the libraries of the engines of a node: seconds of a processor, the first time."""
     return {name: KNOWN[name].load() for name in chosen(names)}
+
+
+def require(engine: str, here: Collection[str], label: str, phase: str) -> None:
+    """Raises Refusal not_bindable for a version that asks for an engine that is not here."""
+    if engine not in here:
+        raise Refusal("not_bindable", f"version {label}", f"an engine of {', '.join(here)} (`engines` in agent.toml)", engine, phase)
 
 
 def _missing(name: str) -> str:

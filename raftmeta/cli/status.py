@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,29 +115,31 @@ def _print_rollout(out: Any, rollout: dict[str, Any] | None) -> None:
 def side_rows(deployment: dict[str, Any], nodes: dict[str, dict[str, Any]]) -> list[tuple[object, ...]]:
     """One row per node of both sides, with what it last reported."""
     rows: list[tuple[object, ...]] = []
-    for side in ("primary", "standby"):
-        for node in (deployment[side] or {}).get("nodes", ()):
-            seen = nodes.get(node)
-            serving = ((seen or {}).get("deployments") or {}).get(deployment["name"], {})
-            if seen is None:
-                heard = "never"
-            else:
-                heard = "missing" if seen.get("missing") else f"{seen.get('age_ms', 0)} ms ago"
-            version, ready = serving.get("version", ""), ("yes" if serving.get("ready") else "no") if seen else ""
-            if seen and seen.get("missing"):  # what it said last, which nobody knows to be so
-                version, ready = f"({version})" if version else "", "?"
-            rows.append(("  " + side, deployment[side]["zone"], node, version, ready, heard))
+    for side, node, seen, serving in _heard(deployment, nodes):
+        if seen is None:
+            heard = "never"
+        else:
+            heard = "missing" if seen.get("missing") else f"{seen.get('age_ms', 0)} ms ago"
+        version, ready = serving.get("version", ""), ("yes" if serving.get("ready") else "no") if seen else ""
+        if seen and seen.get("missing"):  # what it said last, which nobody knows to be so
+            version, ready = f"({version})" if version else "", "?"
+        rows.append(("  " + side, deployment[side]["zone"], node, version, ready, heard))
     return rows
 
 
 def why_lines(deployment: dict[str, Any], nodes: dict[str, dict[str, Any]]) -> list[str]:
     """What nodes said last of why they are not ready, or stay where they are."""
-    found = []
+    return [output.printable(f"  {node}: {said['why']}") for _, node, _, said in _heard(deployment, nodes) if said.get("why")]
+
+
+def _heard(
+    deployment: dict[str, Any], nodes: dict[str, dict[str, Any]]
+) -> Iterator[tuple[str, str, dict[str, Any] | None, dict[str, Any]]]:
+    """Side and name of each node, its last heartbeat if there was one, and what that says of this deployment."""
     for side in ("primary", "standby"):
         for node in (deployment[side] or {}).get("nodes", ()):
-            why = (((nodes.get(node) or {}).get("deployments") or {}).get(deployment["name"]) or {}).get("why", "")
-            found += [output.printable(f"  {node}: {why}")] if why else []
-    return found
+            seen = nodes.get(node)
+            yield side, node, seen, ((seen or {}).get("deployments") or {}).get(deployment["name"], {})
 
 
 def _versions(options: VersionsOptions) -> int:
