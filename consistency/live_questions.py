@@ -40,12 +40,7 @@ def of_probes(probes: Sequence[Probe]) -> list[Question]:
 
 def of_lines(text: str) -> list[Question]:
     """Raises RaftmetaError bad_field with the number of the line."""
-    return [question for _, question in numbered(text)]
-
-
-def numbered(text: str) -> list[tuple[int, Question]]:
-    """The same with the number of each one's line."""
-    found: list[tuple[int, Question]] = []
+    found: list[Question] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -53,7 +48,7 @@ def numbered(text: str) -> list[tuple[int, Question]]:
             raise RaftmetaError(
                 "bad_field", f"line {number}: more than {MAX_LINES} questions, or one longer than {MAX_LINE_BYTES} characters"
             )
-        found.append((number, _of_line(line, number)))
+        found.append(_of_line(line, number))
     if not found:
         raise RaftmetaError("bad_field", "no line holds a question")
     return found
@@ -96,7 +91,7 @@ def _of_line(line: str, number: int) -> Question:
     rows = max(1, firsts.pop()) if len(firsts) == 1 else 1
     if rows > MAX_LINE_BYTES:
         raise RaftmetaError("bad_field", f"line {number}: a shape of {rows} samples, which no line of {MAX_LINE_BYTES} characters holds")
-    return Question(given.name or f"line {number}", body, rows, given.measure, given.limit)
+    return Question(given.name or f"line-{number}", body, rows, given.measure, given.limit)
 
 
 def _rows(tensors: Sequence[ProbeTensor]) -> int:

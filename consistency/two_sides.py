@@ -85,7 +85,7 @@ async def manifest_of(client: Client, model: str, version: str) -> Manifest:
 async def questions_for(options: QuestionOptions, sides: Sides, agents: LiveAgents, manifest: Manifest) -> tuple[Iterator[Question], int]:
     """And how many there are, 0 when they are drawn. Raises UsageFault or RaftmetaError."""
     if options.inputs is not None:
-        known = live_questions.of_lines(_read(options.inputs))
+        known = questions_of(options.inputs)
     else:
         known = live_questions.of_probes(manifest.probes)
     if known:
@@ -159,10 +159,12 @@ async def _node_capacity(agents: LiveAgents, node: str, url: str, deployment: st
     return seen.requests_per_s
 
 
-def _read(path: Path) -> str:
+def questions_of(path: Path) -> list[Question]:
+    """Of a file of JSON lines. Raises UsageFault, or RaftmetaError bad_field with the number of the line."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageFault(f"{path} has more than {MAX_FILE_BYTES} bytes", "give fewer questions; they are asked in turn")
-        return path.read_text("utf-8")
+        text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as cause:
         raise UsageFault(f"{path} cannot be read: {cause}", "name a file of JSON lines, each with `inputs`") from cause
+    return live_questions.of_lines(text)

@@ -19,7 +19,6 @@ import typer
 
 from consistency import described
 from consistency.artifact_files import list_files
-from consistency.described import engine_of
 from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import JsonOptions, command
@@ -34,6 +33,12 @@ if TYPE_CHECKING:
 
 ROWS = 8  # that are drawn
 SEED = 1
+KINDS = {"hf": "texts", "torch_module": "a described module"}  # what is asked, by engine
+TAKEN = {
+    "texts": ("--text", "--name", "--limit"),
+    "a described module": ("--rows", "--seed", "--name", "--limit"),
+    "--inputs": (),
+}  # options that have a meaning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,29 +102,25 @@ def _probe(options: ProbeOptions) -> int:
 
 def _asked(options: ProbeOptions) -> list[Asked]:
     """Raises UsageFault for options that do not belong together, and RaftmetaError for a file that is none, before anything heavy."""
-    engine = engine_of(options.directory)
-    kind = "--inputs" if options.inputs is not None else "a described module" if engine == "torch_module" else "texts"
+    from node_agent import probe_inputs
+
+    kind = "--inputs" if options.inputs is not None else KINDS[described.engine_of(options.directory)]
     given = {
         "--text": options.text, "--rows": options.rows, "--seed": options.seed, "--name": options.name, "--limit": options.limit,
     }  # fmt: skip
-    taken = {
-        "--inputs": (), "a described module": ("--rows", "--seed", "--name", "--limit"), "texts": ("--text", "--name", "--limit"),
-    }[kind]  # fmt: skip
     for option, value in given.items():
-        if value is not None and option not in taken:
-            raise UsageFault(f"{option} does not belong to {kind}", f"with {kind}: {', '.join(taken) or 'all of it stands in the file'}")
-    from node_agent import probe_inputs
-
+        if value is not None and option not in TAKEN[kind]:
+            takes = ", ".join(TAKEN[kind]) or "all of it stands in the file"
+            raise UsageFault(f"{option} does not belong to {kind}", f"with {kind}: {takes}")
     limit = options.limit or 0.0
     if options.inputs is not None:
-        try:
-            return probe_inputs.of_lines(options.inputs.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as cause:
-            raise UsageFault(f"--inputs {options.inputs} cannot be read: {cause}", "a file with a JSON object on each line") from cause
-    if engine == "torch_module":
-        rows, seed = options.rows or ROWS, SEED if options.seed is None else options.seed
-        return [probe_inputs.drawn(described.read(options.directory), rows, seed, options.name or "drawn", limit)]
-    return [probe_inputs.of_texts(options.text or probe_inputs.TEXTS, options.name or "texts", limit)]
+        from consistency.two_sides import questions_of
+
+        return probe_inputs.of_questions(questions_of(options.inputs))
+    if kind == KINDS["hf"]:
+        return [probe_inputs.of_texts(options.text or probe_inputs.TEXTS, options.name or "texts", limit)]
+    rows, seed = options.rows or ROWS, SEED if options.seed is None else options.seed
+    return [probe_inputs.drawn(described.read(options.directory), rows, seed, options.name or "drawn", limit)]
 
 
 def _check_out(path: Path) -> None:
@@ -163,7 +164,7 @@ def answers(directory: Path, asked: Sequence[Asked], threads: int = 1) -> list[P
 def _load(directory: Path) -> Instance:
     from node_agent.engine import known
 
-    engine, views = engine_of(directory), _views(directory)
+    engine, views = described.engine_of(directory), _views(directory)
     unbound = sorted(views) if engine == "hf" else ()  # which tensors stay unbound is for `publish` to say
     return known.load([engine])[engine]().load(directory, views, unbound)
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from consistency import live_questions
+from consistency.live import Question
+from consistency.live_questions import MAX_LINE_BYTES
 from node_agent.messages import Tensor
 from node_agent.serve import ServeError, parse_infer
 from raftmeta.core.errors import RaftmetaError
@@ -55,15 +56,15 @@ def drawn(module: ModuleDescription, rows: int, seed: int, name: str, limit: flo
     return Asked(name, (Tensor(given.name, given.datatype, shape, data.tobytes()),), "close", limit)
 
 
-def of_lines(text: str) -> list[Asked]:
-    """Raises RaftmetaError bad_field with the number of the line."""
+def of_questions(questions: Sequence[Question]) -> list[Asked]:
+    """Raises RaftmetaError bad_field for more than a version may have, or one that is no request."""
+    if len(questions) > MAX_PROBES:
+        raise RaftmetaError("bad_field", f"{len(questions)} questions, and a version has up to {MAX_PROBES} probes")
     found = []
-    for number, question in live_questions.numbered(text):
+    for question in questions:
         try:
-            request = parse_infer(question.body, live_questions.MAX_LINE_BYTES)
+            request = parse_infer(question.body, MAX_LINE_BYTES)
         except ServeError as cause:
-            raise RaftmetaError("bad_field", f"line {number}: {cause}") from cause
-        found.append(Asked(question.name.replace(" ", "-"), request.inputs, question.measure, question.limit))
-    if len(found) > MAX_PROBES:
-        raise RaftmetaError("bad_field", f"{len(found)} lines, and a version has up to {MAX_PROBES} probes")
+            raise RaftmetaError("bad_field", f"{question.name}: {cause}") from cause
+        found.append(Asked(question.name, request.inputs, question.measure, question.limit))
     return found

@@ -198,7 +198,7 @@ def test_what_cannot_be_asked_in_time_is_counted_and_never_piles_up() -> None:
 def test_questions_of_a_file_say_which_line_is_wrong() -> None:
     good = '{"inputs": [{"name": "x", "shape": [3, 2], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}], "measure": "cosine"}'
     (question,) = live_questions.of_lines(f"\n{good}\n")
-    assert (question.name, question.rows, question.measure) == ("line 2", 3, "cosine")
+    assert (question.name, question.rows, question.measure) == ("line-2", 3, "cosine")
     for bad in ("{", '{"inputs": []}', '{"inputs": [{}], "measure": "x"}', '{"inputs": [{}], "limit": -1}', '{"inputs": [{}], "extra": 1}'):
         with pytest.raises(RaftmetaError, match="line 2"):
             live_questions.of_lines(f"{good}\n{bad}\n")
