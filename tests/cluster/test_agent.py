@@ -18,30 +18,20 @@ pytest.importorskip("transformers")
 from node_agent.probe_command import answers
 from node_agent.probe_inputs import TEXTS, of_texts
 from tests.support.agent_kinds import ENCODER
-from tests.support.agent_node import Node
-from tests.support.shm import shm_directory
+from tests.support.agent_node import Node, running
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with shm_directory() as arena_dir:
-        node = Node(tmp_path_factory.mktemp("agent"), arena_dir, ENCODER)
-        try:
-            node.agent.start()
-            for label in ("1.0.0", "2.0.0", "3.0.0"):
-                node.learn(label)
-            yield node
-        finally:
-            node.close()
+    with running(tmp_path_factory.mktemp("agent"), ENCODER) as node:
+        yield node
 
 
 @pytest.fixture
 def node(started: Node) -> Node:
-    if not started.agent.running:
-        started.agent.start()
-    started.serve("1.0.0")
+    started.begin_again()
     return started
 
 

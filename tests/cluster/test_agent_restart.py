@@ -19,31 +19,21 @@ pytest.importorskip("torch")
 
 from node_agent.device import inventory
 from tests.support.agent_kinds import CHAIN
-from tests.support.agent_node import Node
+from tests.support.agent_node import Node, running
 from tests.support.agent_process import PATIENCE_S, Tally, is_answer_of
-from tests.support.shm import shm_directory
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with shm_directory() as arena_dir:
-        node = Node(tmp_path_factory.mktemp("agent"), arena_dir, CHAIN)
-        try:
-            node.agent.start()
-            for label in ("1.0.0", "2.0.0", "3.0.0"):
-                node.learn(label)
-            yield node
-        finally:
-            node.close()
+    with running(tmp_path_factory.mktemp("agent"), CHAIN) as node:
+        yield node
 
 
 @pytest.fixture
 def node(started: Node) -> Node:
-    if not started.agent.running:
-        started.agent.start()
-    started.serve("1.0.0")
+    started.begin_again()
     return started
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import httpx
 from tests.support.agent_kinds import Kind
 from tests.support.agent_process import PATIENCE_S, AgentProcess, Driver, OpenLoop, Tally, embedding
 from tests.support.fake_control_plane import FakeControlPlane
+from tests.support.shm import shm_directory
 
 
 class Node:
@@ -41,6 +43,12 @@ class Node:
         reply = self.ask(f"/versions/{label}")
         assert reply.status_code == 200, reply.text
         self.expected[label] = embedding(reply.json())
+
+    def begin_again(self) -> None:
+        """Run, whatever the test before did, and be at rest on the first version."""
+        if not self.agent.running:
+            self.agent.start()
+        self.serve("1.0.0")
 
     def ask(self, version: str = "") -> httpx.Response:
         """`version`: of the path, `/versions/LABEL`."""
@@ -74,3 +82,17 @@ class Node:
     def close(self) -> None:
         self.agent.close()
         self.plane.close()
+
+
+@contextmanager
+def running(root: Path, kind: Kind) -> Iterator[Node]:
+    """A node that has served each of its versions, so that what each answers is known."""
+    with shm_directory() as arena_dir:
+        node = Node(root, arena_dir, kind)
+        try:
+            node.agent.start()
+            for label in ("1.0.0", "2.0.0", "3.0.0"):
+                node.learn(label)
+            yield node
+        finally:
+            node.close()
