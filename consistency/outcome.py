@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from consistency import report, textfile
 from consistency.findings import CONSISTENT, EXIT_STATUS, INCOMPLETE, Verdict, worst
 from raftmeta.cli import output
-from raftmeta.core.failover import named
+from raftmeta.core.naming import named
 
 
 class Fault(NamedTuple):

@@ -13,7 +13,8 @@ from raftmeta.cli import output
 from raftmeta.cli.exits import Exit, UsageFault
 from raftmeta.cli.program import MemberOptions, command
 from raftmeta.core.errors import RaftmetaError
-from raftmeta.core.failover import OF_THE_VERDICT, named
+from raftmeta.core.failover import OF_THE_VERDICT
+from raftmeta.core.naming import named
 from raftmeta.core.types import SideName
 
 if TYPE_CHECKING:  # httpx costs 100 ms that `--help` must not pay

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raftmeta.core.failover import named
+from raftmeta.core.naming import named
 
 
 def of_members(zones: Sequence[str]) -> list[str]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from raftmeta.core.naming import named
 from raftmeta.core.proof import Proof, Standing, decided, serves
 from raftmeta.core.rollout import side_called
 from raftmeta.core.state import State, evidence_key
 from raftmeta.core.types import Deployment, Evidence, Rollout, RolloutStatus, SideName, Verdict, VersionSummary
 
 CONSISTENT = "consistent"
-NAMED = 3  # nodes that a detail names
 
 
 class Reason(NamedTuple):
@@ -150,12 +150,6 @@ def _of_the_nodes(scene: Scene, to: SideName) -> Iterable[Reason]:
         yield _of_nodes("node_unproven", "said nothing of what it serves", unproven)
     if other:
         yield _of_nodes("node_serves_other_bytes", "does not serve the decided bytes by its own word", other)
-
-
-def named(nodes: Sequence[str]) -> str:
-    """The first of them, and how many others there are."""
-    others = f" and {len(nodes) - NAMED} others" if len(nodes) > NAMED else ""
-    return f"{', '.join(nodes[:NAMED])}{others}"
 
 
 def _of_nodes(code: str, what: str, nodes: list[str]) -> Reason:

@@ -11,6 +11,7 @@ import msgspec
 from raftmeta.core.commands import AbortRollout, Activate, AdvanceRollout, RollBack
 from raftmeta.core.handlers.checks import MAX_DETAIL, Refusal, code_fault, name_fault, result
 from raftmeta.core.handlers.deployments import running_rollout
+from raftmeta.core.naming import named
 from raftmeta.core.rollout import ROWS, Effect, waiting_for
 from raftmeta.core.state import version_key
 from raftmeta.core.types import Deployment, Failure, Phase, Rollout, RolloutKind, RolloutStatus
@@ -44,8 +45,7 @@ def advance_rollout(work: Work, body: AdvanceRollout) -> bytes | Refusal:
     deployment = _deployment_of(work, rollout)
     waiting = waiting_for(rollout, deployment)
     if waiting:
-        others = f" and {len(waiting) - 3} others" if len(waiting) > 3 else ""
-        return Refusal("gate_not_met", f"rollout {rollout.id!a} is {rollout.phase} and waits for {', '.join(waiting[:3])}{others}")
+        return Refusal("gate_not_met", f"rollout {rollout.id!a} is {rollout.phase} and waits for {named(waiting)}")
     row = ROWS[rollout.phase]
     assert row.forward is not None, row
     changes: dict[str, object] = {"phase": row.forward, "phase_revision": work.revision, "phase_ms": work.cluster_ms}
